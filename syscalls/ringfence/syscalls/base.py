@@ -1,0 +1,305 @@
+"""What a syscall's body is given and what it must provide. Bodies see these protocols, never the kernel.
+
+A body is a module with the name of its row (`fs_read` for `fs.read`) and these names:
+
+    class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True): fields of the request message
+    class Result(msgspec.Struct, frozen=True): fields of the response message
+    def plan(arguments, env) -> Plan          # no effect; raises InvalidRequest
+    async def run(call, arguments) -> Result  # rows of every class but ATOMIC
+    async def recover(call, arguments) -> Result | Rerun  # rows RESTORE, ROLL_FORWARD, ASK_TARGET
+    def transaction(arguments) -> StateChange | CheckpointSave, def finish(arguments, done) -> Result   # ATOMIC rows
+
+The table checks all of it at boot, field by field against the descriptor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+from ringfence.policy.types import Resource, Verdict
+from ringfence.sandbox.snapshots import SnapshotStore
+from ringfence.sandbox.types import Limits, Sandbox
+from ringfence.sandbox.workspace import Workspace
+
+
+class Effect(Enum):
+    """What a call does to the world. Order is severity."""
+
+    READ = 1
+    WRITE = 2
+    DESTROY = 3
+    EXTERNAL = 4
+
+
+class Recovery(Enum):
+    """What recovery does with a call caught between effect and outcome."""
+
+    REPEAT = 1
+    RESTORE = 2
+    ROLL_FORWARD = 3
+    ASK_TARGET = 4
+    ATOMIC = 5
+    KEYED = 6
+
+
+class Rerun(Enum):
+    """Answer of `recover`: no effect happened, so the call is run again from its start."""
+
+    RERUN = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One thing policy has to allow for this call."""
+
+    action: str
+    resource: Resource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a call is about to do, found without doing it.
+
+    Attributes:
+        resource: as people see it in `steps`.
+        questions: all must be allowed.
+        effect: raised above the row's for this call, or None.
+        idempotent: False for an external call whose resource takes no key; recovery then reports it as unknown.
+        data: whatever `run` wants to find again in `call.plan.data`.
+    """
+
+    resource: str
+    questions: tuple[Question, ...]
+    effect: Effect | None = None
+    idempotent: bool = True
+    data: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateChange:
+    """ATOMIC work on the shared state, committed with the outcome. `None` as a put's absence is a delete."""
+
+    reads: Mapping[str, int] = field(default_factory=dict[str, int])
+    puts: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    deletes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateDone:
+    """What the transaction did: new versions and old ones (0: there was none) by key."""
+
+    versions: Mapping[str, int]
+    previous: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSave:
+    """ATOMIC save of the agent's own state as canonical JSON."""
+
+    state: bytes
+    schema_version: int
+    next_child: int
+
+
+Atomic: TypeAlias = StateChange | CheckpointSave
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateValue:
+    """One key as `state.get` finds it. `value` is JSON, None where there is no value."""
+
+    value: bytes | None
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpResource:
+    """An HTTP target declared by the operator.
+
+    Attributes:
+        base: URL without trailing slash, canonical.
+        headers: added to every request; hold the credential.
+        effects: `(method, path pattern) -> effect`, first match counts; method `*` is any.
+        idempotency_header: header that carries the effect id; None: the target takes no key.
+        secrets: values that must not appear in a recorded response.
+    """
+
+    name: str
+    base: str
+    headers: Mapping[str, str]
+    effects: Sequence[tuple[str, str, Effect]]
+    idempotency_header: str | None
+    untrusted: bool = False
+    timeout_s: float = 30.0
+    secrets: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqlResource:
+    """A PostgreSQL target declared by the operator."""
+
+    name: str
+    dsn: str
+
+
+class StateReader(Protocol):
+    """Reads the shared state."""
+
+    async def get(self, key: str) -> StateValue:
+        """Read one key."""
+        ...
+
+
+class Env(Protocol):
+    """What the kernel lends to bodies: one per agent, frozen."""
+
+    @property
+    def agent(self) -> str:
+        """Agent id."""
+        ...
+
+    @property
+    def workspace(self) -> Workspace:
+        """The live workspace."""
+        ...
+
+    @property
+    def snapshots(self) -> SnapshotStore:
+        """Rollback points of this agent, outside its reach."""
+        ...
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """Backend for exec.run."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """Limits of the agent's sandboxes."""
+        ...
+
+    @property
+    def command_env(self) -> Mapping[str, str]:
+        """Environment of commands."""
+        ...
+
+    @property
+    def readonly(self) -> Sequence[Path]:
+        """Host directories seen inside sandboxes."""
+        ...
+
+    @property
+    def uid(self) -> int | None:
+        """Host uid of the agent's sandboxes; None: the kernel's own."""
+        ...
+
+    @property
+    def scratch_root(self) -> Path:
+        """Directory for the scratch of commands, on the workspace's file system."""
+        ...
+
+    @property
+    def state(self) -> StateReader:
+        """The shared state."""
+        ...
+
+    @property
+    def http(self) -> Mapping[str, HttpResource]:
+        """HTTP resources by name."""
+        ...
+
+    @property
+    def sql(self) -> Mapping[str, SqlResource]:
+        """SQL resources by name."""
+        ...
+
+    def visible(self, action: str, path: str) -> bool:
+        """Whether policy lets this agent do `action` on a canonical path: used to leave out what it may not see."""
+        ...
+
+    def masked(self) -> Sequence[str]:
+        """Canonical paths of the live workspace that commands must not see."""
+        ...
+
+    async def exclusive(self) -> AsyncLock:
+        """The workspace's lock: one command at a time, and fs changes wait for it."""
+        ...
+
+
+class AsyncLock(Protocol):
+    """An async context manager."""
+
+    async def __aenter__(self) -> object: ...
+
+    async def __aexit__(self, *exc: object) -> object: ...
+
+
+class Call(Protocol):
+    """One call in flight, as its body sees it."""
+
+    @property
+    def env(self) -> Env:
+        """What the kernel lends."""
+        ...
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that was decided."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """Thread-wide sequence number; names the rollback point of this call."""
+        ...
+
+    @property
+    def effect_id(self) -> str:
+        """Stable over retries, restarts and branches."""
+        ...
+
+    @property
+    def deadline_s(self) -> float:
+        """Seconds that the body may still take."""
+        ...
+
+    async def judge(self, questions: Sequence[Question]) -> Sequence[Verdict]:
+        """Ask policy about more than the plan knew, in order; records the rules. Raises nothing on a deny."""
+        ...
+
+    async def require(self, questions: Sequence[Question]) -> None:
+        """Judge, and raise `Denied` naming the first refusal."""
+        ...
+
+    async def record(self, progress: bytes) -> None:
+        """Make progress durable in the journal before an effect counts; `recover` finds the last one in `progress`."""
+        ...
+
+    @property
+    def progress(self) -> bytes | None:
+        """What the crashed attempt recorded last, else None."""
+        ...
+
+    def add_point(self, covers: Sequence[str], kind: str, size_bytes: int) -> None:
+        """Declare that a verified rollback point named after `step` is durable; the outcome row carries it."""
+        ...
+
+    def raise_effect(self, effect: Effect) -> None:
+        """Raise the effect found while running, for exec.run and sql.write; checks the `destructive` budget."""
+        ...
+
+    async def failpoint(self, name: str) -> None:
+        """A named place where fault tests kill the kernel; does nothing otherwise."""
+        ...
+
+    async def check_live(self) -> None:
+        """Look at the policy epoch and the lease once more, right before an effect.
+
+        Raises:
+            Revoked: a grant this call uses is gone.
+            Fenced: the lease has run out.
+        """
+        ...

@@ -81,7 +81,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateChange:
-    """ATOMIC work on the shared state, committed with the outcome. `None` as a put's absence is a delete."""
+    """ATOMIC work on the shared state, committed with the outcome."""
 
     reads: Mapping[str, int] = field(default_factory=dict[str, int])
     puts: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
@@ -225,7 +225,7 @@ class Env(Protocol):
         """Canonical paths of the live workspace that commands must not see."""
         ...
 
-    async def exclusive(self) -> AsyncLock:
+    def lock(self) -> AsyncLock:
         """The workspace's lock: one command at a time, and fs changes wait for it."""
         ...
 

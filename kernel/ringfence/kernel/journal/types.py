@@ -1,0 +1,213 @@
+"""Records of the journal: what callers hand to it and what it hands back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from enum import IntEnum
+from typing import Any, NewType
+
+from ringfence.syscalls.base import Atomic
+
+AgentKey = NewType("AgentKey", int)
+KernelKey = NewType("KernelKey", int)
+
+
+class Phase(IntEnum):
+    """What a journal row says about its step."""
+
+    INTENT = 0
+    OUTCOME = 1
+    PROGRESS = 2
+    EVENT = 3
+
+
+class JournalError(Exception):
+    """The journal could not do what was asked; nothing of it is committed."""
+
+
+class Unavailable(JournalError):
+    """The database can't be reached or can't commit. Nothing may run."""
+
+
+class EpochMoved(JournalError):
+    """The agent's policy epoch is no longer the one the call was decided under: decide again."""
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__(f"policy epoch is {epoch} now")
+        self.epoch = epoch
+
+
+class OwnerMoved(JournalError):
+    """Another kernel owns the agent now, or this kernel's lease has run out."""
+
+
+class StateConflict(JournalError):
+    """An ATOMIC change read keys that are no longer current. Nothing of this change is committed.
+
+    Attributes:
+        keys: key -> (version now, agent that wrote it).
+    """
+
+    def __init__(self, keys: dict[str, tuple[int, str]]) -> None:
+        super().__init__("state changed")
+        self.keys = keys
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """One journal row before the writer gives it its place in the chain.
+
+    Attributes:
+        chain: `agents.key` for an agent's chain, minus `kernels.key` for a kernel's own.
+        step: thread-wide sequence number; 0 for events.
+        lane: lane id, empty for events.
+        effect: READ, WRITE, DESTROY, EXTERNAL, or empty for events.
+        verdict: allow, deny, ask, or empty.
+        outcome: ok, error, denied, refused, unknown, cancelled, parked; empty for an intent.
+        digest: SHA-256 of the canonical arguments; empty for events.
+        effect_id: hex, or empty.
+        started_us: wall clock, microseconds since the epoch.
+        body: canonical JSON with everything else.
+    """
+
+    chain: int
+    phase: Phase
+    action: str
+    resource: str = ""
+    step: int = 0
+    branch: int = 0
+    lane: str = ""
+    lane_step: int = 0
+    effect: str = ""
+    verdict: str = ""
+    outcome: str = ""
+    digest: bytes = b""
+    effect_id: str = ""
+    started_us: int = 0
+    duration_us: int = 0
+    body: bytes = b"{}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """One append.
+
+    Attributes:
+        row: what to write.
+        epoch: policy epoch the call was decided under; None for rows that no revocation concerns.
+        atomic: work to commit in the same transaction.
+        finish: makes the row's body from what the atomic work did (StateDone, or None for a checkpoint).
+    """
+
+    row: Row
+    epoch: int | None = None
+    atomic: Atomic | None = None
+    finish: Callable[[Any], bytes] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRow:
+    """One journal row as it is stored."""
+
+    chain: int
+    pos: int
+    phase: Phase
+    step: int
+    branch: int
+    lane: str
+    lane_step: int
+    action: str
+    resource: str
+    effect: str
+    verdict: str
+    outcome: str
+    digest: bytes
+    effect_id: str
+    started_us: int
+    duration_us: int
+    body: bytes
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRecord:
+    """One agent as the database knows it."""
+
+    key: AgentKey
+    id: str
+    name: str
+    thread: str
+    branch: int
+    state: str
+    waiting_for: str
+    error: str
+    manifest: str
+    source: str
+    input: bytes
+    epoch: int
+    acked_epoch: int
+    owner: KernelKey | None
+    uid: int | None
+    restarts: int
+    exit_code: int | None
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantRecord:
+    """One stored, revocable permission: a line of the manifest or a later grant.
+
+    Attributes:
+        id: `g` and a number, unique in the database.
+        origin: `manifest` or `operator`.
+        verdict: allow or ask.
+        rule: the rule's text in the manifest's own form, as `fs.read: "/workspace/**"`.
+    """
+
+    id: str
+    agent: AgentKey
+    origin: str
+    verdict: str
+    rule: str
+    created_at: datetime
+    created_by: str
+    expires_at: datetime | None
+    uses_left: int | None
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchRecord:
+    """One branch: its prefix is the parent's journal up to and with `cut_step`."""
+
+    branch: int
+    parent: int | None
+    cut_step: int
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """One saved state of an agent."""
+
+    step: int
+    branch: int
+    lane_step: int
+    schema_version: int
+    next_child: int
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateVersion:
+    """One version of one key of the shared state. `value` None: deleted."""
+
+    key: str
+    version: int
+    value: bytes | None
+    agent: str
+    step: int

@@ -1,0 +1,269 @@
+"""A directory tree by descriptor: opening, staging, placing and removing beneath its root.
+
+INVARIANT: no inode of the tree is changed in place. Content is staged in a directory beside the root, on its file system and
+out of every sandbox's sight, made durable there, and renamed into place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from ringfence.sandbox import openat
+from ringfence.sandbox.names import WORKSPACE, ancestors, parent, relative
+
+_DIRECTORY_MODE = 0o755
+_DEEPEST = 64
+
+
+class Tree:
+    """Descriptor-level work on paths below `/workspace`; raises OSError, never follows a link.
+
+    Args:
+        root: directory on this host.
+        uid: host uid (and gid) that new files get; None: the kernel's own.
+    """
+
+    def __init__(self, root: Path, *, uid: int | None = None) -> None:
+        self.root = root
+        self.uid = uid
+        self._temporary_fd = -1
+        self._names = itertools.count()
+        self._prefix = f"{os.getpid():x}-{secrets.token_hex(4)}"
+        self.fd = -1
+        self.fd = os.open(root, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+
+    def close(self) -> None:
+        """Give the descriptors back. May be called twice."""
+        for fd in (self.fd, self._temporary_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.fd = self._temporary_fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def staging(self) -> Path:
+        """The directory beside the root where content is staged."""
+        return self.root.parent / f".tmp-{self.root.name}"
+
+    @property
+    def staging_fd(self) -> int:
+        """Descriptor of `staging`, which is made when first needed."""
+        if self._temporary_fd < 0:
+            with contextlib.suppress(FileExistsError):
+                self.staging.mkdir(mode=0o700)
+            self._temporary_fd = os.open(self.staging, openat.DIRECTORY)
+        return self._temporary_fd
+
+    def open(self, path: str, flags: int) -> int:
+        """Open a canonical path; the caller closes the descriptor."""
+        return openat.open_beneath(self.fd, relative(path), flags)
+
+    def lstat(self, path: str) -> os.stat_result:
+        """Facts of what stands at a path, a link itself included."""
+        fd = self.open(path, openat.LOOK)
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+
+    def find(self, path: str) -> os.stat_result | None:
+        """`lstat`, or None where nothing can stand: a missing path, or one behind a file or a link."""
+        try:
+            return self.lstat(path)
+        except OSError as error:
+            if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
+                return None
+            raise
+
+    def readlink(self, path: str) -> str:
+        """Where a link points, as written in it."""
+        fd = self.open(path, openat.LOOK)
+        try:
+            return os.fsdecode(os.readlink(b"", dir_fd=fd))
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def parent(self, path: str) -> Iterator[tuple[int, bytes]]:
+        """Open the directory of a path: yields its descriptor and the last name."""
+        if path == WORKSPACE:
+            raise OSError(errno.EBUSY, "the root of a workspace can't be replaced", path)
+        fd = self.open(parent(path), openat.DIRECTORY)
+        try:
+            yield fd, os.fsencode(path.rpartition("/")[2])
+        finally:
+            os.close(fd)
+
+    def missing_parents(self, path: str) -> list[str]:
+        """Directories above a path that do not exist yet, outermost first."""
+        above = ancestors(path)
+        missing: list[str] = []
+        while above and self.find(above[-1]) is None:
+            missing.append(above.pop())
+        return missing[::-1]
+
+    def make_directory(self, path: str, mode: int = _DIRECTORY_MODE) -> None:
+        """Make one directory, durable; content with one that is there already."""
+        with self.parent(path) as (fd, name):
+            try:
+                os.mkdir(name, 0o700, dir_fd=fd)
+            except FileExistsError:
+                return
+            self._dress_directory(fd, name, mode)
+            os.fsync(fd)
+
+    def _dress_directory(self, parent_fd: int, name: bytes, mode: int) -> None:
+        made = os.open(name, openat.DIRECTORY, dir_fd=parent_fd)
+        try:
+            self.own(made)
+            os.fchmod(made, mode)
+        finally:
+            os.close(made)
+
+    def make_parents(self, path: str) -> None:
+        """Make the missing directories above a path, 0755."""
+        for directory in self.missing_parents(path):
+            self.make_directory(directory)
+
+    def own(self, fd: int) -> None:
+        """Give an open file to the agent's uid."""
+        if self.uid is not None:
+            os.fchown(fd, self.uid, self.uid)
+
+    def temporary_name(self) -> bytes:
+        """A fresh name in the staging directory."""
+        return f"{self._prefix}-{next(self._names):x}".encode()
+
+    def temporary(self) -> tuple[int, bytes]:
+        """Make an empty file in the staging directory; returns its descriptor and name."""
+        name = self.temporary_name()
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(name, flags, 0o600, dir_fd=self.staging_fd), name
+
+    def place(self, name: bytes, path: str, *, sync: bool = True) -> None:
+        """Rename a staged file or link over a path that is absent, a file or a link; durable on return."""
+        with self.parent(path) as (fd, last):
+            os.rename(name, last, src_dir_fd=self.staging_fd, dst_dir_fd=fd)
+            if sync:
+                os.fsync(fd)
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename beneath the root, never replacing; durable on return."""
+        with self.parent(source) as (source_fd, old), self.parent(target) as (target_fd, new):
+            openat.rename_new(source_fd, old, target_fd, new)
+            os.fsync(target_fd)
+            os.fsync(source_fd)
+
+    def remove(self, path: str, *, sync: bool = True) -> None:
+        """Remove one file, link or empty directory."""
+        with self.parent(path) as (fd, name):
+            _remove_entry(fd, name)
+            if sync:
+                os.fsync(fd)
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory with all beneath it: it vanishes in one step, then its content is freed."""
+        name = self.temporary_name()
+        try:
+            with self.parent(path) as (fd, last):
+                os.rename(last, name, src_dir_fd=fd, dst_dir_fd=self.staging_fd)
+                os.fsync(fd)
+        except OSError as error:
+            # A directory that its owner may not write can't change its parent; then it goes entry by entry.
+            if error.errno not in {errno.EACCES, errno.EPERM, errno.EXDEV}:
+                raise
+            with self.parent(path) as (fd, last):
+                purge(fd, last)
+                os.fsync(fd)
+            return
+        purge(self.staging_fd, name)
+
+    def drop(self, name: bytes) -> None:
+        """Remove something staged, if it is still there."""
+        with contextlib.suppress(FileNotFoundError):
+            purge(self.staging_fd, name)
+
+    def sweep(self) -> None:
+        """Remove what a crash left in the staging directory. Only while nobody else works on this tree."""
+        if self.staging.exists():
+            for name in os.listdir(self.staging_fd):
+                self.drop(os.fsencode(name))
+
+
+def _remove_entry(fd: int, name: bytes) -> None:
+    try:
+        os.unlink(name, dir_fd=fd)
+    except IsADirectoryError:
+        os.rmdir(name, dir_fd=fd)
+
+
+def _list_for_removal(fd: int, name: bytes) -> tuple[int, list[os.DirEntry[str]]]:
+    """Open a directory that is about to go, with its bits out of the way."""
+    try:
+        here = os.open(name, openat.DIRECTORY, dir_fd=fd)
+    except PermissionError:
+        _open_up(fd, name)
+        here = os.open(name, openat.DIRECTORY, dir_fd=fd)
+    if os.fstat(here).st_mode & stat.S_IRWXU != stat.S_IRWXU:
+        with contextlib.suppress(OSError):
+            os.fchmod(here, 0o700)
+    try:
+        with os.scandir(here) as entries:
+            return here, list(entries)
+    except BaseException:
+        os.close(here)
+        raise
+
+
+def _open_up(fd: int, name: bytes) -> None:
+    handle = os.open(name, openat.LOOK | os.O_DIRECTORY, dir_fd=fd)
+    try:
+        # fchmod refuses handles; the descriptor's own name in /proc reaches exactly this inode.
+        os.chmod(f"/proc/self/fd/{handle}", 0o700)
+    finally:
+        os.close(handle)
+
+
+def purge(fd: int, name: bytes) -> None:
+    """Remove whatever stands at a name of an open directory, all beneath it included, following no link.
+
+    Raises:
+        OSError: something can't be removed; a part is gone.
+    """
+    # What lies too deep for one descriptor a level is lifted up here and becomes a top of its own.
+    tops = [name]
+    while tops:
+        _purge(fd, fd, tops.pop(), tops, 0)
+
+
+def _purge(top_fd: int, fd: int, name: bytes, tops: list[bytes], depth: int) -> None:
+    try:
+        os.unlink(name, dir_fd=fd)
+    except IsADirectoryError:
+        pass
+    else:
+        return
+    here, entries = _list_for_removal(fd, name)
+    try:
+        for entry in entries:
+            child = os.fsencode(entry.name)
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(child, dir_fd=here)
+            elif depth < _DEEPEST:
+                _purge(top_fd, here, child, tops, depth + 1)
+            else:
+                lifted = f".{secrets.token_hex(8)}".encode()
+                os.rename(child, lifted, src_dir_fd=here, dst_dir_fd=top_fd)
+                tops.append(lifted)
+    finally:
+        os.close(here)
+    os.rmdir(name, dir_fd=fd)

@@ -1,0 +1,197 @@
+"""The lean generator: many streams, sequential calls on each, as little work of its own per call as gRPC allows.
+
+It opens one stream per target, waits until every one is welcomed, then drives each as fast as its answers come: 80 %
+`fs.read` of one small file, 20 % `state.put`. Frames are put together from bytes serialised beforehand, answers are parsed
+just enough to see that they are results. Prints one JSON document; exit status 1 if any call failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvloop
+from ringfence.v1.syscalls_pb2 import Call, Hello, StreamRequest, StreamResponse
+
+METHOD = "/ringfence.v1.SyscallService/Stream"
+OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20))
+ID_TAG = b"\x08"  # Call.id, field 1, varint
+STEP_TAG = b"\x18"  # Call.step, field 3, varint
+CALL_TAG = b"\x12"  # StreamRequest.call, field 2, length-delimited
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What each stream sends: the constant part of both calls, and how often the second comes."""
+
+    read: bytes
+    write: bytes
+    write_every: int
+
+    def frame(self, number: int, step: int) -> tuple[bytes, bool]:
+        """Give the bytes of call `number` at `step`, and whether it is the write."""
+        writes = self.write_every > 0 and number % self.write_every == self.write_every - 1
+        body = ID_TAG + _varint(number + 1) + STEP_TAG + _varint(step) + (self.write if writes else self.read)
+        return CALL_TAG + _varint(len(body)) + body, writes
+
+
+def workload(path: str, key: str, write_every: int) -> Workload:
+    """Serialise what doesn't change between calls."""
+    read = json.dumps({"path": path}).encode()
+    write = json.dumps({"key": key, "value": {"page": 7, "note": "as an agent would keep it"}}).encode()
+    return Workload(
+        read=Call(lane="0", action="fs.read", arguments=read).SerializeToString(),
+        write=Call(lane="0", action="state.put", arguments=write).SerializeToString(),
+        write_every=write_every,
+    )
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came out, over all streams."""
+
+    reads: list[float] = field(default_factory=list)
+    writes: list[float] = field(default_factory=list)
+    failures: collections.Counter[str] = field(default_factory=collections.Counter)
+
+
+class Stream:
+    """One stream to one target."""
+
+    def __init__(self, target: dict[str, str]) -> None:
+        self._token = target["token"]
+        self._channel = grpc.aio.insecure_channel(f"unix:{target['socket']}", options=OPTIONS)
+        self._call: Any = None
+        self._step = 0
+
+    async def open(self) -> None:
+        """Say hello and wait for the welcome."""
+        self._call = self._channel.stream_stream(METHOD)()  # raw bytes both ways
+        hello = Hello(token=self._token, protocol=1, client="bench.lean")
+        await self._call.write(StreamRequest(hello=hello).SerializeToString())
+        answer = await self._call.read()
+        if answer is grpc.aio.EOF:
+            code, details = await self._call.code(), await self._call.details()
+            raise SystemExit(f"no welcome: {code.name}: {details}")
+        self._step = StreamResponse.FromString(answer).welcome.next_step
+
+    async def drive(self, work: Workload, calls: int, until: float, tally: Tally) -> None:
+        """Send calls one after the other: `calls` of them, or until a time of `time.perf_counter`."""
+        write, read, clock, parse = (
+            self._call.write,
+            self._call.read,
+            time.perf_counter,
+            StreamResponse.FromString,
+        )
+        number = 0
+        now = clock()
+        while (calls and number < calls) or (not calls and now < until):
+            data, writes = work.frame(number, self._step)
+            began = clock()
+            await write(data)
+            answer = await read()
+            now = clock()
+            if answer is grpc.aio.EOF:
+                tally.failures[f"stream ended: {await self._call.details()}"] += 1
+                return
+            reply = parse(answer).reply
+            if reply.HasField("failure"):
+                tally.failures[f"{reply.failure.reason}: {reply.failure.message}"] += 1
+            (tally.writes if writes else tally.reads).append(now - began)
+            number += 1
+            self._step += 1
+
+    async def close(self) -> None:
+        """End the stream and its channel."""
+        await self._call.done_writing()
+        await self._channel.close()
+
+
+def summary(latencies: Sequence[float]) -> dict[str, float | int]:
+    """Percentiles in milliseconds by the nearest-rank method."""
+    ordered = sorted(latencies)
+    if not ordered:
+        return {"calls": 0}
+
+    def rank(share: float) -> float:
+        return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1e3, 4)
+
+    return {
+        "calls": len(ordered),
+        "p50_ms": rank(0.5),
+        "p90_ms": rank(0.9),
+        "p99_ms": rank(0.99),
+        "max_ms": rank(1.0),
+    }
+
+
+async def run(
+    targets: Sequence[dict[str, str]], work: Workload, calls: int, seconds: float
+) -> dict[str, Any]:
+    """Drive all targets at once and report."""
+    streams = [Stream(target) for target in targets]
+    await asyncio.gather(*(stream.open() for stream in streams))
+    tally = Tally()
+    gc.collect()
+    gc.freeze()
+    began, cpu = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(stream.drive(work, calls, began + seconds, tally) for stream in streams))
+    elapsed, cpu = time.perf_counter() - began, time.process_time() - cpu
+    await asyncio.gather(*(stream.close() for stream in streams))
+    total = len(tally.reads) + len(tally.writes)
+    return {
+        "streams": len(streams),
+        "seconds": round(elapsed, 4),
+        "calls_per_s": round(total / elapsed, 1),
+        "generator_cpu_share": round(cpu / elapsed, 3),
+        **summary([*tally.reads, *tally.writes]),
+        "fs.read": summary(tally.reads),
+        "state.put": summary(tally.writes),
+        "failures": dict(tally.failures),
+    }
+
+
+def main() -> int:
+    """Parse the command line, run, print one JSON document."""
+    parser = argparse.ArgumentParser(prog="python -m bench.lean", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--targets", required=True, help='JSON file or - : [{"socket": PATH, "token": TOKEN}, …]'
+    )
+    parser.add_argument("--calls", type=int, default=0, help="calls per stream; 0: for --seconds")
+    parser.add_argument("--seconds", type=float, default=5.0, help="how long, where --calls is 0")
+    parser.add_argument("--path", default="bench.txt", help="file to read")
+    parser.add_argument("--key", default="bench", help="state key to write")
+    parser.add_argument("--write-every", type=int, default=5, help="every n-th call writes; 0: none does")
+    parser.add_argument("--cpu", type=int, help="pin the generator to this CPU")
+    options = parser.parse_args()
+    if options.cpu is not None:
+        os.sched_setaffinity(0, {options.cpu})
+    text = sys.stdin.read() if options.targets == "-" else Path(options.targets).read_text()
+    work = workload(options.path, options.key, options.write_every)
+    report = uvloop.run(run(json.loads(text), work, options.calls, options.seconds))
+    print(json.dumps(report))
+    return 1 if report["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""`agent.boot_async()`: the library for asyncio programs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from ringfence.agent import operations, wire
+from ringfence.agent.aio_calls import AsyncCaller
+from ringfence.agent.aio_namespaces import AsyncExec, AsyncFiles, AsyncHttp, AsyncSql
+from ringfence.agent.aio_session import AsyncSession
+from ringfence.agent.aio_state import AsyncCheckpoint, AsyncState
+from ringfence.agent.core import PATIENCE_S
+from ringfence.agent.lanes import Lane, TaskLanes
+from ringfence.agent.values import Identity
+
+if TYPE_CHECKING:
+    import uuid
+    from datetime import datetime
+
+    from ringfence.agent.state import Upgrader
+
+
+class AsyncRingfence:
+    """The kernel, as an asyncio program sees it.
+
+    Tasks of `asyncio.create_task`, `gather` and `TaskGroup` get lanes in the order in which they are created.
+
+    Attributes:
+        fs: the live workspace.
+        exec: commands in a sandbox.
+        http: declared HTTP resources.
+        sql: declared databases.
+        state: versioned values shared between agents.
+        checkpoint: the program's own state, from which a restart continues.
+        identity: who this program is to the kernel.
+    """
+
+    def __init__(
+        self, session: AsyncSession, lanes: TaskLanes, version: int, upgraders: Mapping[int, Upgrader] | None
+    ) -> None:
+        welcome = session.welcome
+        self._caller = caller = AsyncCaller(session, lanes)
+        self.fs = AsyncFiles(caller)
+        self.exec = AsyncExec(caller)
+        self.http = AsyncHttp(caller)
+        self.sql = AsyncSql(caller)
+        self.state = AsyncState(caller)
+        self.checkpoint = AsyncCheckpoint(caller, welcome, version, upgraders)
+        self.identity = Identity(agent=welcome.agent, thread=welcome.thread, branch=welcome.branch)
+
+    async def call(self, action: str, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Make any call of the table by name, arguments and result as JSON (bytes as base64)."""
+        return await self._caller.run(operations.raw(action, arguments or {}))
+
+    async def now(self) -> datetime:
+        """Give the time in UTC; a replay sees the same."""
+        return await self._caller.run(operations.now())
+
+    async def sleep(self, seconds: float) -> datetime:
+        """Wait, over restarts as well; gives the time of waking."""
+        return await self._caller.run(operations.sleep(seconds))
+
+    async def random(self) -> float:
+        """Give a random float in [0, 1); a replay sees the same."""
+        return await self._caller.run(operations.random_float())
+
+    async def random_bytes(self, size: int) -> bytes:
+        """Give random bytes; a replay sees the same."""
+        return await self._caller.script(operations.random_bytes(size))
+
+    async def uuid(self) -> uuid.UUID:
+        """Give a random UUID; a replay sees the same."""
+        return await self._caller.run(operations.random_uuid())
+
+
+@asynccontextmanager
+async def boot_async(
+    *,
+    checkpoint_version: int = 1,
+    upgraders: Mapping[int, Upgrader] | None = None,
+    patience_s: float = PATIENCE_S,
+) -> AsyncGenerator[AsyncRingfence]:
+    """Connect to the kernel that started this program.
+
+    The task that enters the block is the main one. Tasks still running at its end can't call any more.
+
+    Args:
+        checkpoint_version: version of the state this program saves and reads.
+        upgraders: functions that make the state of version n + 1 from that of version n, by n.
+        patience_s: how long to try when the kernel goes away, in seconds.
+
+    Raises:
+        KernelGone: not inside a sandbox, or nothing answers.
+        BadCredential: the token isn't the one of this start.
+        CheckpointUnreadable: the saved state is newer than the program, or an upgrader is missing.
+        NoLane: not entered in a task.
+    """
+    session = await AsyncSession.open(wire.settings_from_environment(), patience_s=patience_s)
+    try:
+        welcome = session.welcome
+        lanes = TaskLanes(Lane(next_step=welcome.next_step, next_child=welcome.next_child))
+        ringfence = AsyncRingfence(session, lanes, checkpoint_version, upgraders)
+        lanes.install()
+        try:
+            yield ringfence
+        finally:
+            lanes.uninstall()
+    finally:
+        await session.close()

@@ -1,0 +1,42 @@
+"""Runs operations over the stream for asyncio: encode, call in the caller's lane, decode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ringfence.agent import wire
+
+if TYPE_CHECKING:
+    from ringfence.agent.aio_session import AsyncSession
+    from ringfence.agent.lanes import TaskLanes
+    from ringfence.agent.operations import Operation, Script
+
+T = TypeVar("T")
+
+
+class AsyncCaller:
+    """What the namespaces call through."""
+
+    def __init__(self, session: AsyncSession, lanes: TaskLanes) -> None:
+        self._session = session
+        self.lanes = lanes
+
+    async def run(self, operation: Operation[T]) -> T:
+        """Make one call.
+
+        Raises:
+            RingfenceError: typed, as the kernel gives it.
+        """
+        lane = self.lanes.current()
+        arguments = wire.encode(operation.action, operation.arguments)
+        return operation.decode(wire.result_of(await self._session.call(lane, operation.action, arguments)))
+
+    async def script(self, script: Script[T]) -> T:
+        """Make the calls of a script, one after the other, and give what it returns."""
+        sent: Any = None
+        while True:
+            try:
+                operation = script.send(sent)
+            except StopIteration as end:
+                return end.value
+            sent = await self.run(operation)

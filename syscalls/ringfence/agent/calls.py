@@ -1,0 +1,42 @@
+"""Runs operations over the stream for threads: encode, call in the caller's lane, decode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ringfence.agent import wire
+
+if TYPE_CHECKING:
+    from ringfence.agent.lanes import ThreadLanes
+    from ringfence.agent.operations import Operation, Script
+    from ringfence.agent.session import Session
+
+T = TypeVar("T")
+
+
+class Caller:
+    """What the namespaces call through."""
+
+    def __init__(self, session: Session, lanes: ThreadLanes) -> None:
+        self._session = session
+        self.lanes = lanes
+
+    def run(self, operation: Operation[T]) -> T:
+        """Make one call.
+
+        Raises:
+            RingfenceError: typed, as the kernel gives it.
+        """
+        lane = self.lanes.current()
+        arguments = wire.encode(operation.action, operation.arguments)
+        return operation.decode(wire.result_of(self._session.call(lane, operation.action, arguments)))
+
+    def script(self, script: Script[T]) -> T:
+        """Make the calls of a script, one after the other, and give what it returns."""
+        sent: Any = None
+        while True:
+            try:
+                operation = script.send(sent)
+            except StopIteration as end:
+                return end.value
+            sent = self.run(operation)

@@ -1,0 +1,126 @@
+"""`agent.boot()`: the library for programs with threads, or with none."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from ringfence.agent import operations, wire
+from ringfence.agent.calls import Caller
+from ringfence.agent.core import PATIENCE_S
+from ringfence.agent.lanes import Lane, ThreadLanes
+from ringfence.agent.namespaces import Exec, Files, Http, Sql
+from ringfence.agent.session import Session
+from ringfence.agent.state import Checkpoint, State, Upgrader
+from ringfence.agent.threads import WORKERS, Threads, Worker
+from ringfence.agent.values import Identity
+
+if TYPE_CHECKING:
+    import uuid
+    from datetime import datetime
+
+T = TypeVar("T")
+Params = ParamSpec("Params")
+
+
+class Ringfence:
+    """The kernel, as a program with threads sees it.
+
+    Attributes:
+        fs: the live workspace.
+        exec: commands in a sandbox.
+        http: declared HTTP resources.
+        sql: declared databases.
+        state: versioned values shared between agents.
+        checkpoint: the program's own state, from which a restart continues.
+        identity: who this program is to the kernel.
+    """
+
+    def __init__(self, session: Session, version: int, upgraders: Mapping[int, Upgrader] | None) -> None:
+        welcome = session.welcome
+        self._lanes = ThreadLanes(Lane(next_step=welcome.next_step, next_child=welcome.next_child))
+        self._caller = caller = Caller(session, self._lanes)
+        self._threads = Threads(self._lanes)
+        self.fs = Files(caller)
+        self.exec = Exec(caller)
+        self.http = Http(caller)
+        self.sql = Sql(caller)
+        self.state = State(caller)
+        self.checkpoint = Checkpoint(caller, welcome, version, upgraders)
+        self.identity = Identity(agent=welcome.agent, thread=welcome.thread, branch=welcome.branch)
+
+    def call(self, action: str, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Make any call of the table by name, arguments and result as JSON (bytes as base64)."""
+        return self._caller.run(operations.raw(action, arguments or {}))
+
+    def thread(self, function: Callable[Params, T], *args: Params.args, **kwargs: Params.kwargs) -> Worker[T]:
+        """Run a function in a thread with a lane of its own. The end of the `boot` block waits for it."""
+        return self._threads.thread(functools.partial(function, *args, **kwargs))
+
+    def parallel(self, functions: Iterable[Callable[[], T]], *, limit: int = WORKERS) -> list[T]:
+        """Run functions side by side and give their results in order.
+
+        Where some raise, all others are waited for, then the first error in order is raised; its notes name the rest.
+
+        Args:
+            functions: callables without arguments; each has a lane of its own.
+            limit: how many threads at most; they count towards the sandbox's processes.
+        """
+        return self._threads.parallel(functions, limit)
+
+    def now(self) -> datetime:
+        """Give the time in UTC; a replay sees the same."""
+        return self._caller.run(operations.now())
+
+    def sleep(self, seconds: float) -> datetime:
+        """Wait, over restarts as well; gives the time of waking."""
+        return self._caller.run(operations.sleep(seconds))
+
+    def random(self) -> float:
+        """Give a random float in [0, 1); a replay sees the same."""
+        return self._caller.run(operations.random_float())
+
+    def random_bytes(self, size: int) -> bytes:
+        """Give random bytes; a replay sees the same."""
+        return self._caller.script(operations.random_bytes(size))
+
+    def uuid(self) -> uuid.UUID:
+        """Give a random UUID; a replay sees the same."""
+        return self._caller.run(operations.random_uuid())
+
+    def join(self) -> None:
+        """Wait for all that `thread` started."""
+        self._threads.join()
+
+
+@contextmanager
+def boot(
+    *,
+    checkpoint_version: int = 1,
+    upgraders: Mapping[int, Upgrader] | None = None,
+    patience_s: float = PATIENCE_S,
+) -> Generator[Ringfence]:
+    """Connect to the kernel that started this program.
+
+    The thread that enters the block is the main one. The end of the block waits for threads of `rf.thread`, unless it is
+    left by an exception.
+
+    Args:
+        checkpoint_version: version of the state this program saves and reads.
+        upgraders: functions that make the state of version n + 1 from that of version n, by n.
+        patience_s: how long to try when the kernel goes away, in seconds.
+
+    Raises:
+        KernelGone: not inside a sandbox, or nothing answers.
+        BadCredential: the token isn't the one of this start.
+        CheckpointUnreadable: the saved state is newer than the program, or an upgrader is missing.
+    """
+    session = Session(wire.settings_from_environment(), patience_s=patience_s)
+    try:
+        ringfence = Ringfence(session, checkpoint_version, upgraders)
+        yield ringfence
+        ringfence.join()
+    finally:
+        session.close()

@@ -1,0 +1,188 @@
+"""`rf.state` and `rf.checkpoint` for threads, and what both front ends share of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ringfence.agent import operations, wire
+from ringfence.agent.errors import CheckpointUnreadable
+from ringfence.agent.lanes import check_quiet
+
+if TYPE_CHECKING:
+    from ringfence.agent.calls import Caller
+    from ringfence.agent.operations import Operation
+    from ringfence.agent.values import Versioned
+    from ringfence.v1.syscalls_pb2 import Welcome
+
+Upgrader: TypeAlias = Callable[[Any], Any]
+
+
+class Draft:
+    """Reads and writes that a transaction has gathered."""
+
+    def __init__(self) -> None:
+        self._reads: dict[str, int] = {}
+        self._puts: dict[str, Any] = {}
+        self._deletes: dict[str, None] = {}
+
+    def put(self, key: str, value: Any) -> None:
+        """Write a key at the end of the block."""
+        wire.check_plain(f"the value of `{key}`", value)
+        self._deletes.pop(key, None)
+        self._puts[key] = value
+
+    def delete(self, key: str) -> None:
+        """Remove a key at the end of the block."""
+        self._puts.pop(key, None)
+        self._deletes[key] = None
+
+    def own(self, key: str) -> bool:
+        """Whether the block wrote or removed the key itself."""
+        return key in self._puts or key in self._deletes
+
+    def written(self, key: str, default: Any) -> Any:
+        """Give what the block wrote under a key that is its own."""
+        return self._puts.get(key, default)
+
+    def seen(self, key: str, found: Versioned) -> None:
+        """Note the version read. The first counts: a later one that differs has to fail the commit."""
+        self._reads.setdefault(key, found.version)
+
+    def commit(self) -> Operation[dict[str, int]] | None:
+        """Give the call that commits; None where the block wrote nothing."""
+        if not self._puts and not self._deletes:
+            return None
+        return operations.state_transaction(self._reads, self._puts, list(self._deletes))
+
+
+class Transaction(Draft):
+    """One block of `with rf.state.transaction() as tx`."""
+
+    def __init__(self, caller: Caller) -> None:
+        super().__init__()
+        self._caller = caller
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Read a key, as this block will leave it; the commit fails if another changes it meanwhile."""
+        if self.own(key):
+            return self.written(key, default)
+        found = self._caller.run(operations.state_get(key))
+        self.seen(key, found)
+        return found.value if found.found else default
+
+
+class State:
+    """The shared state: JSON values by key, each with a version."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Read a value; `default` where there is none."""
+        found = self.get_versioned(key)
+        return found.value if found.found else default
+
+    def get_versioned(self, key: str) -> Versioned:
+        """Read a value with its version, for `if_version`."""
+        return self._caller.run(operations.state_get(key))
+
+    def put(self, key: str, value: Any, *, if_version: int | None = None) -> int:
+        """Write a value; gives its version.
+
+        Raises:
+            Conflict: the key isn't at `if_version` any more; 0 stands for a key that never existed.
+        """
+        return self._caller.run(operations.state_put(key, value, if_version))
+
+    def delete(self, key: str, *, if_version: int | None = None) -> bool:
+        """Remove a value; gives whether there was one.
+
+        Raises:
+            Conflict: the key isn't at `if_version` any more.
+        """
+        return self._caller.run(operations.state_delete(key, if_version))
+
+    @contextmanager
+    def transaction(self) -> Generator[Transaction]:
+        """Read and write several keys at once: what the block wrote is committed at its end, all or nothing.
+
+        A block that raises, or writes nothing, commits nothing.
+
+        Raises:
+            Conflict: at the end of the block, where a key it read has changed since; do the block again.
+        """
+        transaction = Transaction(self._caller)
+        yield transaction
+        commit = transaction.commit()
+        if commit is not None:
+            self._caller.run(commit)
+
+
+class Restored:
+    """The checkpoint this start goes on from, upgraded to the program's version.
+
+    Attributes:
+        restored: the state saved last; None where there is none.
+        restored_version: version it was saved with, before upgrading; None where there is none.
+    """
+
+    def __init__(self, welcome: Welcome, version: int, upgraders: Mapping[int, Upgrader] | None) -> None:
+        self.version = version
+        self.restored: Any = None
+        self.restored_version: int | None = None
+        if welcome.restored:
+            self.restored_version = welcome.checkpoint_version
+            self.restored = _upgraded(welcome, version, upgraders or {})
+
+
+def _upgraded(welcome: Welcome, version: int, upgraders: Mapping[int, Upgrader]) -> Any:
+    try:
+        state = json.loads(welcome.checkpoint)
+    except ValueError as error:
+        raise CheckpointUnreadable(
+            f"the checkpoint is not JSON ({error}): roll back to an earlier step with `ringfence rollback`"
+        ) from None
+    saved = welcome.checkpoint_version
+    if saved > version:
+        raise CheckpointUnreadable(
+            f"the checkpoint has version {saved}, this program reads {version}: start the newer program,"
+            " or roll back to before it ran"
+        )
+    for number in range(saved, version):
+        if number not in upgraders:
+            raise CheckpointUnreadable(
+                f"the checkpoint has version {saved} and no upgrader leads from {number} to {number + 1}:"
+                f" pass `upgraders={{{number}: function}}` to `agent.boot`"
+            )
+        state = upgraders[number](state)
+    return state
+
+
+class Checkpoint(Restored):
+    """The program's own state, from which a restart continues."""
+
+    def __init__(
+        self, caller: Caller, welcome: Welcome, version: int, upgraders: Mapping[int, Upgrader] | None
+    ) -> None:
+        super().__init__(welcome, version, upgraders)
+        self._caller = caller
+
+    def save(self, state: Any, version: int | None = None) -> int:
+        """Save the state: a restart gets it back and replays only what follows. Gives the step.
+
+        Only the main task can save, while no other thread of the program has a lane.
+
+        Args:
+            state: JSON values.
+            version: schema version; None: the one given to `agent.boot`.
+
+        Raises:
+            InvalidRequest: other tasks are still running, or the state isn't JSON.
+        """
+        lane = self._caller.lanes.current()
+        check_quiet(lane, self._caller.lanes.running)
+        number = self.version if version is None else version
+        return self._caller.run(operations.checkpoint_save(state, number, lane.next_child))

@@ -1,0 +1,130 @@
+"""Frames and JSON: what both transports share about the protocol. No I/O."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from ringfence.agent.errors import InvalidRequest, KernelGone, RingfenceError, from_reason
+from ringfence.v1.syscalls_pb2 import Call, Hello, Reply, StreamRequest, Welcome
+
+VERSION: Final = "0.1.0"
+STREAM: Final = "/ringfence.v1.SyscallService/Stream"
+MESSAGE_BYTES: Final = 64 << 20
+ARGUMENT_BYTES: Final = MESSAGE_BYTES - (1 << 16)  # leaves room for the envelope
+CHANNEL_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    # A kernel that comes back must be seen at once: subchannels shared between channels keep their back-off.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Where the kernel is.
+
+    Attributes:
+        socket: path of the agent's own socket.
+        token: token of this start.
+    """
+
+    socket: str
+    token: str
+
+    @property
+    def target(self) -> str:
+        """The socket as gRPC names it."""
+        return f"unix:{self.socket}"
+
+
+def settings_from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
+    """Find the kernel from `RINGFENCE_SOCKET` and `RINGFENCE_TOKEN`.
+
+    Raises:
+        KernelGone: a variable is not set.
+    """
+    for name in ("RINGFENCE_SOCKET", "RINGFENCE_TOKEN"):
+        if not environment.get(name):
+            raise KernelGone(
+                f"`{name}` is not set: this program runs inside a sandbox only; start it with `ringfence submit`"
+            )
+    return Settings(socket=environment["RINGFENCE_SOCKET"], token=environment["RINGFENCE_TOKEN"])
+
+
+def hello_frame(settings: Settings) -> StreamRequest:
+    """Give the first frame of every stream."""
+    client = f"ringfence.agent {VERSION} python/{sys.version_info.major}.{sys.version_info.minor}"
+    return StreamRequest(hello=Hello(token=settings.token, protocol=1, client=client))
+
+
+def call_frame(*, number: int, lane: str, step: int, action: str, arguments: bytes) -> StreamRequest:
+    """Give the frame of one call."""
+    return StreamRequest(call=Call(id=number, lane=lane, step=step, action=action, arguments=arguments))
+
+
+def encode(action: str, arguments: Mapping[str, Any]) -> bytes:
+    """Serialise the arguments of a call.
+
+    Raises:
+        InvalidRequest: they aren't JSON, or too large for one message.
+    """
+    try:
+        data = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"arguments of `{action}` are not JSON: {error}; pass plain values") from None
+    if len(data) > ARGUMENT_BYTES:
+        raise InvalidRequest(
+            f"arguments of `{action}` take {len(data)} bytes, more than {ARGUMENT_BYTES}; send them in parts"
+        )
+    return data
+
+
+def check_plain(what: str, value: object) -> None:
+    """See that a value comes back from JSON as it went in, but for tuples, which come back as lists.
+
+    Raises:
+        InvalidRequest: it holds something else, or a mapping with keys that aren't strings.
+    """
+    if value is None or isinstance(value, (str, int, float)):
+        return
+    if isinstance(value, dict):
+        for key, item in cast("dict[object, object]", value).items():
+            if not isinstance(key, str):
+                raise InvalidRequest(
+                    f"{what} has the key `{key!r}`, which would come back as text; use strings as keys"
+                )
+            check_plain(what, item)
+        return
+    if isinstance(value, (list, tuple)):
+        for item in cast("Sequence[object]", value):
+            check_plain(what, item)
+        return
+    raise InvalidRequest(f"{what} holds a `{type(value).__name__}`, which is not JSON; convert it first")
+
+
+def result_of(reply: Reply) -> dict[str, Any]:
+    """Decode a reply.
+
+    Raises:
+        RingfenceError: the typed error, where the reply is a failure.
+    """
+    if reply.HasField("failure"):
+        failure = reply.failure
+        raise from_reason(failure.reason, failure.message, failure.metadata, reply.step)
+    return json.loads(reply.result) if reply.result else {}
+
+
+def same_thread(first: Welcome, again: Welcome) -> bool:
+    """Whether a new stream continues what the first one was welcomed to."""
+    return (first.agent, first.thread, first.branch) == (again.agent, again.thread, again.branch)
+
+
+def closed_error() -> RingfenceError:
+    """Give the error of a call after the end of the `boot` block."""
+    return KernelGone("the connection is closed: the call came after the end of the `agent.boot()` block")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
 from typing import Any, NewType
@@ -53,6 +53,26 @@ class StateConflict(JournalError):
     def __init__(self, keys: dict[str, tuple[int, str]]) -> None:
         super().__init__("state changed")
         self.keys = keys
+
+
+class BadRow(JournalError):
+    """The row can't be stored: a text holds NUL or a lone surrogate, a number is out of range, or the body is too large."""
+
+
+class Damaged(JournalError):
+    """What is stored is not what was written: its checksum differs."""
+
+
+class Ambiguous(JournalError):
+    """Several agents have this name.
+
+    Attributes:
+        ids: their ids, newest first.
+    """
+
+    def __init__(self, name: str, ids: list[str]) -> None:
+        super().__init__(f"several agents are named `{name}`; use an id: {', '.join(ids)}")
+        self.ids = ids
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,6 +175,29 @@ class AgentRecord:
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRecord:
+    """One start of a kernel.
+
+    Attributes:
+        fence: its fencing token; below zero once another kernel took over from it.
+        alive: whether its lease still runs, by the database's clock.
+    """
+
+    key: KernelKey
+    id: str
+    host: str
+    pid: int
+    boot_id: str
+    data_dir: str
+    fence: int
+    lease_until: datetime
+    started_at: datetime
+    released_at: datetime | None
+    alive: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

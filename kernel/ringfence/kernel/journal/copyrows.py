@@ -1,0 +1,276 @@
+"""Rows on their way to the database: checked when they are handed in, packed by hand when they are written. No I/O.
+
+Hand packing takes about 1 µs a row instead of about 10 µs with per-value dumpers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Any
+
+from ringfence.kernel.journal.chain import fixed_image, framed, framed_word, link
+from ringfence.kernel.journal.types import BadRow, Entry, Row
+from ringfence.syscalls.base import StateChange
+
+BODY_BYTES_MAX = 16 << 20
+STATE_KEY_BYTES_MAX = 1024
+ROW_OVERHEAD_BYTES = 400
+
+_INT8, _INT8_LOW = 1 << 63, -(1 << 63)
+_INT4, _INT4_LOW = 1 << 31, -(1 << 31)
+
+OID_BYTEA, OID_INT8, OID_INT2, OID_INT4, OID_TEXT = 17, 20, 21, 23, 25
+
+_COPY_START = b"PGCOPY\n\xff\r\n\0" + b"\0" * 8
+_COPY_END = b"\xff\xff"
+_COPY_ROW = Struct(">h").pack(18)
+_HASH_LENGTH = Struct(">i").pack(32)
+_ARRAY = Struct(">iiIii")
+_INT8_ITEM = Struct(">iq")
+_INT8_PLAIN = Struct(">q")
+_NULL = Struct(">i").pack(-1)
+_RECORD_COLUMN = Struct(">I")
+_RECORD_START = Struct(">i").pack(18)
+_COLUMN_OIDS = (
+    *(OID_INT8,) * 5,
+    *(OID_INT4,) * 2,
+    OID_INT2,
+    *(OID_TEXT,) * 7,
+    *(OID_BYTEA,) * 3,
+)
+
+
+@dataclass(slots=True)
+class Pending:
+    """An entry that waits for its flush.
+
+    Attributes:
+        words: the framed columns `lane` to `digest`.
+        size_bytes: what it roughly holds in memory.
+        since: monotonic seconds at which it was handed in.
+        started_us: as the row says, or the time it was handed in.
+        body: what will be written; set before the row gets its place.
+        done: what the atomic work did.
+    """
+
+    entry: Entry
+    future: asyncio.Future[Any]
+    words: bytes
+    size_bytes: int
+    since: float
+    started_us: int
+    body: bytes
+    done: Any = None
+
+
+@dataclass(slots=True)
+class Link:
+    """One row in its place of a chain."""
+
+    chain: int
+    pos: int
+    hash: bytes
+    image: bytes
+
+
+def _word(text: str, column: str) -> bytes:
+    try:
+        packed = framed_word(text)
+    except UnicodeEncodeError:
+        raise BadRow(f"the row's {column} holds a lone surrogate; send valid text") from None
+    if b"\0" in packed[4:]:
+        raise BadRow(f"the row's {column} holds a NUL character; send text without it")
+    return packed
+
+
+def _text(text: str, column: str) -> bytes:
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        raise BadRow(f"the row's {column} holds a lone surrogate; send valid text") from None
+    if b"\0" in data:
+        raise BadRow(f"the row's {column} holds a NUL character; send text without it")
+    return framed(data)
+
+
+def _check_numbers(row: Row) -> None:
+    if row.chain == 0:
+        raise BadRow("the row names no chain")
+    for name, value in (
+        ("chain", row.chain),
+        ("step", row.step),
+        ("started_us", row.started_us),
+        ("duration_us", row.duration_us),
+    ):
+        if not _INT8_LOW <= value < _INT8:
+            raise BadRow(f"the row's {name} is out of range")
+    for name, value in (("branch", row.branch), ("lane_step", row.lane_step)):
+        if not _INT4_LOW <= value < _INT4:
+            raise BadRow(f"the row's {name} is out of range")
+
+
+def _check_state(change: StateChange) -> int:
+    size = 0
+    for key in (*change.reads, *change.puts, *change.deletes):
+        packed = _text(key, "state key")
+        if len(packed) > STATE_KEY_BYTES_MAX:
+            raise BadRow(f"a state key is longer than {STATE_KEY_BYTES_MAX} bytes")
+        size += len(packed)
+    for value in change.puts.values():
+        if len(value) > BODY_BYTES_MAX:
+            raise BadRow(f"a state value is larger than {BODY_BYTES_MAX} bytes; store it as an artifact")
+        size += len(value)
+    return size
+
+
+def prepare(entry: Entry, future: asyncio.Future[Any], now: float) -> Pending:
+    """Check an entry and pack what won't change.
+
+    Args:
+        entry: what to write.
+        future: what its caller waits for.
+        now: monotonic seconds.
+
+    Raises:
+        BadRow: the database could not store it; said now, it hurts nobody else's row.
+    """
+    row = entry.row
+    _check_numbers(row)
+    words = b"".join(
+        (
+            _word(row.lane, "lane"),
+            _word(row.action, "action"),
+            _text(row.resource, "resource"),
+            _word(row.effect, "effect"),
+            _word(row.verdict, "verdict"),
+            _word(row.outcome, "outcome"),
+            _text(row.effect_id, "effect id"),
+            framed(row.digest),
+        )
+    )
+    check_body(row.body)
+    size = ROW_OVERHEAD_BYTES + len(words) + len(row.body)
+    atomic = entry.atomic
+    if isinstance(atomic, StateChange):
+        size += _check_state(atomic)
+    elif atomic is not None:
+        check_body(atomic.state)
+        size += len(atomic.state)
+    return Pending(
+        entry=entry,
+        future=future,
+        words=words,
+        size_bytes=size,
+        since=now,
+        started_us=row.started_us or time.time_ns() // 1000,
+        body=row.body,
+    )
+
+
+def check_body(body: bytes) -> None:
+    """Check a body's size.
+
+    Raises:
+        BadRow: it is too large.
+    """
+    if len(body) > BODY_BYTES_MAX:
+        raise BadRow(f"a row's body is larger than {BODY_BYTES_MAX} bytes; store the result as an artifact")
+
+
+def chained(batch: Iterable[Pending], heads: dict[int, tuple[int, bytes]]) -> list[Link]:
+    """Give rows their places, moving `heads` along.
+
+    Args:
+        batch: rows in order.
+        heads: chain -> (position, hash) of its last row; holds every chain of the batch.
+    """
+    links: list[Link] = []
+    for pending in batch:
+        row = pending.entry.row
+        chain = row.chain
+        pos, previous = heads[chain]
+        pos += 1
+        body = pending.body
+        image = b"".join(
+            (
+                fixed_image(
+                    chain,
+                    pos,
+                    row.step,
+                    pending.started_us,
+                    row.duration_us,
+                    row.branch,
+                    row.lane_step,
+                    row.phase,
+                ),
+                pending.words,
+                framed(body),
+            )
+        )
+        digest = link(previous, image)
+        heads[chain] = (pos, digest)
+        links.append(Link(chain, pos, digest, image))
+    return links
+
+
+def copy_data(links: Iterable[Link]) -> bytes:
+    """Pack rows for binary COPY."""
+    parts = [_COPY_START]
+    for one in links:
+        parts += (_COPY_ROW, one.image, _HASH_LENGTH, one.hash)
+    parts.append(_COPY_END)
+    return b"".join(parts)
+
+
+def record_array(links: Sequence[Link], oid: int) -> bytes:
+    """Pack rows as a binary array of the table's row type.
+
+    Args:
+        links: the rows.
+        oid: the row type's number in this database.
+    """
+    parts = [_ARRAY.pack(1, 0, oid, len(links), 1)]
+    for one in links:
+        columns = list(_columns(one))
+        parts += (_RECORD_START_LENGTH.pack(sum(map(len, columns)) + 4 * len(columns) + 4), _RECORD_START)
+        for column_oid, column in zip(_COLUMN_OIDS, columns, strict=True):
+            parts += (_RECORD_COLUMN.pack(column_oid), column)
+    return b"".join(parts)
+
+
+_RECORD_START_LENGTH = Struct(">i")
+
+
+def _columns(one: Link) -> Iterable[bytes]:
+    """Cut an image into its framed columns, then the hash."""
+    image, at = one.image, 0
+    while at < len(image):
+        end = at + 4 + int.from_bytes(image[at : at + 4], "big")
+        yield image[at:end]
+        at = end
+    yield _HASH_LENGTH + one.hash
+
+
+def int8(value: int) -> bytes:
+    """Pack one bigint."""
+    return _INT8_PLAIN.pack(value)
+
+
+def int8_array(values: Sequence[int | None]) -> bytes:
+    """Pack a bigint[]; None is null."""
+    if not values:
+        return _ARRAY.pack(0, 0, OID_INT8, 0, 0)[:12]
+    items = [_NULL if value is None else _INT8_ITEM.pack(8, value) for value in values]
+    return b"".join((_ARRAY.pack(1, int(None in values), OID_INT8, len(values), 1), *items))
+
+
+def bytes_array(values: Sequence[bytes | None], oid: int) -> bytes:
+    """Pack a text[] or bytea[]; None is null."""
+    if not values:
+        return _ARRAY.pack(0, 0, oid, 0, 0)[:12]
+    items = [_NULL if value is None else framed(value) for value in values]
+    return b"".join((_ARRAY.pack(1, int(None in values), oid, len(values), 1), *items))

@@ -1,0 +1,68 @@
+-- name: create
+with k as (select nextval(pg_get_serial_sequence('agents', 'key')) as key)
+insert into agents (key, id, name, thread, labels, manifest, source, input, owner, uid)
+overriding system value
+select k.key, %(id)s, %(name)s, %(thread)s, %(labels)s, %(manifest)s, %(source)s, %(input)s, %(owner)s,
+    %(uid_base)s::integer + k.key
+from k
+returning key, id, name, thread, labels, branch, state, waiting_for, error, manifest, source, input, epoch, acked_epoch,
+    owner, uid, restarts, exit_code, created_at, started_at, ended_at
+
+-- name: first_branch
+insert into branches (agent, branch) values (%(agent)s, 0)
+
+-- name: first_grants
+insert into grants (agent, origin, verdict, rule, created_by)
+select %(agent)s, 'manifest', g.verdict, g.rule, 'manifest'
+from unnest(%(verdicts)s::text[], %(rules)s::text[]) with ordinality as g (verdict, rule, nr) order by g.nr
+
+-- name: find
+select key, id, name, thread, labels, branch, state, waiting_for, error, manifest, source, input, epoch, acked_epoch,
+    owner, uid, restarts, exit_code, created_at, started_at, ended_at
+from agents where id = %(word)s or name = %(word)s order by key desc
+
+-- name: by_key
+select key, id, name, thread, labels, branch, state, waiting_for, error, manifest, source, input, epoch, acked_epoch,
+    owner, uid, restarts, exit_code, created_at, started_at, ended_at
+from agents where key = %(key)s
+
+-- name: list
+select key, id, name, thread, labels, branch, state, waiting_for, error, manifest, source, input, epoch, acked_epoch,
+    owner, uid, restarts, exit_code, created_at, started_at, ended_at
+from agents where %(all)s or state not in ('done', 'failed', 'killed') order by key
+
+-- name: set
+-- A key that is absent from the patch leaves its column; a JSON null empties it.
+update agents set
+    state = coalesce(p.j ->> 'state', state),
+    waiting_for = coalesce(p.j ->> 'waiting_for', waiting_for),
+    error = coalesce(p.j ->> 'error', error),
+    restarts = coalesce((p.j ->> 'restarts')::integer, restarts),
+    branch = coalesce((p.j ->> 'branch')::integer, branch),
+    exit_code = case when p.j ? 'exit_code' then (p.j ->> 'exit_code')::integer else exit_code end,
+    started_at = case when p.j ? 'started_at' then (p.j ->> 'started_at')::timestamptz else started_at end,
+    ended_at = case when p.j ? 'ended_at' then (p.j ->> 'ended_at')::timestamptz else ended_at end
+from (select %(patch)s::jsonb as j) p
+where key = %(key)s
+
+-- name: branches
+select branch, parent, cut_step, created_at from branches where agent = %(agent)s order by branch
+
+-- name: lock_row
+select key from agents where key = %(agent)s for update
+
+-- name: add_branch
+insert into branches (agent, branch, parent, cut_step)
+select %(agent)s, coalesce(max(branch), -1) + 1, %(parent)s, %(cut_step)s from branches where agent = %(agent)s
+returning branch, parent, cut_step, created_at
+
+-- name: set_branch
+update agents set branch = %(branch)s where key = %(agent)s
+
+-- name: checkpoint
+select c.step, c.branch, c.lane_step, c.schema_version, c.next_child, c.state, c.digest
+from checkpoints c
+join unnest(%(branches)s::integer[], %(cuts)s::bigint[]) as l (branch, up_to)
+    on c.branch = l.branch and c.step <= l.up_to
+where c.agent = %(agent)s and (%(before)s::bigint is null or c.step < %(before)s)
+order by c.step desc limit 1

@@ -1,0 +1,90 @@
+-- name: steps
+select chain, pos, phase, step, branch, lane, lane_step, action, resource, effect, verdict, outcome, digest, effect_id,
+    started_us, duration_us, body, hash
+from journal
+where chain = %(chain)s and step > %(after)s and phase in (0, 1)
+order by pos limit %(limit)s
+
+-- name: step
+select chain, pos, phase, step, branch, lane, lane_step, action, resource, effect, verdict, outcome, digest, effect_id,
+    started_us, duration_us, body, hash
+from journal where chain = %(chain)s and step = %(step)s order by pos
+
+-- name: lineage
+select j.chain, j.pos, j.phase, j.step, j.branch, j.lane, j.lane_step, j.action, j.resource, j.effect, j.verdict,
+    j.outcome, j.digest, j.effect_id, j.started_us, j.duration_us, j.body, j.hash
+from journal j
+join unnest(%(branches)s::integer[], %(cuts)s::bigint[]) as l (branch, up_to)
+    on j.branch = l.branch and j.step <= l.up_to
+where j.chain = %(chain)s and j.phase = 1 and (j.step, j.pos) > (%(after_step)s, %(after_pos)s)
+    and j.step >= %(after_step)s
+order by j.step, j.pos limit %(limit)s
+
+-- name: unfinished
+select distinct on (i.step) i.chain, i.pos, i.phase, i.step, i.branch, i.lane, i.lane_step, i.action, i.resource,
+    i.effect, i.verdict, i.outcome, i.digest, i.effect_id, i.started_us, i.duration_us, i.body, i.hash
+from journal i
+where i.chain = %(chain)s and i.phase = 0
+    and not exists (select from journal o where o.chain = i.chain and o.step = i.step and o.phase = 1)
+order by i.step, i.pos desc
+
+-- name: progress
+select distinct on (step) chain, pos, phase, step, branch, lane, lane_step, action, resource, effect, verdict, outcome,
+    digest, effect_id, started_us, duration_us, body, hash
+from journal where chain = %(chain)s and phase = 2 and step = any (%(steps)s::bigint[])
+order by step, pos desc
+
+-- name: counts
+-- What was decided as allowed is spent, whatever became of it, except what a later check refused before it ran.
+select coalesce(max(s.step), 0)::bigint as max_step,
+    count(*) filter (where s.step > 0)::bigint as steps,
+    count(*) filter (where s.spent)::bigint as calls,
+    count(*) filter (where s.spent and s.destroy)::bigint as destructive,
+    count(*) filter (where s.spent and s.external)::bigint as external,
+    count(*) filter (where s.denied)::bigint as denied,
+    count(*) filter (where s.open)::bigint as unfinished
+from (
+    select step,
+        bool_or(verdict = 'allow') and not bool_or(phase = 1 and outcome in ('denied', 'refused')) as spent,
+        bool_or(effect = 'DESTROY') as destroy,
+        bool_or(effect = 'EXTERNAL') as external,
+        bool_or(verdict = 'deny' or outcome = 'denied') as denied,
+        not bool_or(phase = 1) as open
+    from journal where chain = %(chain)s and phase in (0, 1) and step > 0
+    group by step) s
+
+-- name: effect_ids
+-- Pages of steps: a step's last row says what became of it.
+select distinct on (step) effect_id, step, outcome
+from journal
+where chain = %(chain)s and step > %(after)s and phase in (0, 1) and effect_id <> ''
+    and starts_with(effect_id, %(prefix)s)
+order by step, pos desc limit %(limit)s
+
+-- name: audit_chain
+select chain, pos, phase, step, branch, lane, lane_step, action, resource, effect, verdict, outcome, digest, effect_id,
+    started_us, duration_us, body, hash
+from journal
+where chain = %(chain)s and pos > %(pos)s and started_us >= %(since_us)s
+order by pos limit %(limit)s
+
+-- name: chains
+-- All chains in ascending order, by skipping along the primary key; kernels' own, being negative, come first.
+with recursive c (chain) as (
+    (select chain from journal order by chain limit 1)
+    union all
+    select (select j.chain from journal j where j.chain > c.chain order by j.chain limit 1) from c where c.chain is not null)
+select chain from c where chain is not null order by chain
+
+-- name: head
+select pos, hash from journal where chain = %(chain)s order by pos desc limit 1
+
+-- name: hash_at
+select hash from journal where chain = %(chain)s and pos = %(pos)s
+
+-- name: anchor
+insert into anchors (kernel, pos, hash, heads_digest, signature)
+values (%(kernel)s, %(pos)s, %(hash)s, %(heads_digest)s, %(signature)s) on conflict do nothing
+
+-- name: anchors
+select kernel, pos, hash from anchors order by kernel, pos

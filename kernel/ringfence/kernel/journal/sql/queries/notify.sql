@@ -1,0 +1,2 @@
+-- name: send
+select pg_notify(%(channel)s, %(payload)s)

@@ -1,0 +1,28 @@
+-- name: get
+select key, version, value, agent, step from state where key = %(key)s and version > 0
+
+-- name: versions_after
+select key, version, value, agent, step from state_history
+where agent = %(agent)s and step > %(step)s order by key, version
+
+-- name: version
+select key, version, value, agent, step from state_history where key = %(key)s and version = %(version)s
+
+-- name: hold
+-- Rows to lock for keys that don't exist yet. Keys come sorted, so that two transactions never wait for each other.
+insert into state (key, version) select k, 0 from unnest(%(keys)s::text[]) with ordinality as h (k, nr) order by h.nr
+on conflict do nothing
+
+-- name: lock
+select key, version, value is not null as live, agent from state where key = any (%(keys)s::text[])
+order by key collate "C" for update
+
+-- name: record
+insert into state_history (key, version, value, agent, step)
+select * from unnest(%(keys)s::text[], %(versions)s::bigint[], %(values)s::bytea[], %(agents)s::text[], %(steps)s::bigint[])
+
+-- name: advance
+update state set version = n.version, value = n.value, agent = n.agent, step = n.step, at = clock_timestamp()
+from unnest(%(keys)s::text[], %(versions)s::bigint[], %(values)s::bytea[], %(agents)s::text[], %(steps)s::bigint[])
+    as n (key, version, value, agent, step)
+where state.key = n.key

@@ -1,0 +1,68 @@
+-- name: session
+-- Answers promise durability, so only a setting that breaks it is changed. A writer that stalls inside a transaction
+-- holds agents' locks and would hold up a revocation: the server ends it.
+select set_config('synchronous_commit',
+        case current_setting('synchronous_commit') when 'off' then 'on' else current_setting('synchronous_commit') end, false),
+    set_config('idle_in_transaction_session_timeout', '5s', false),
+    set_config('statement_timeout', '15s', false),
+    set_config('client_encoding', 'UTF8', false),
+    set_config('default_transaction_isolation', 'read committed', false),
+    set_config('plan_cache_mode', 'force_generic_plan', false),
+    set_config('jit', 'off', false)
+
+-- name: row_type
+select 'journal'::regtype::oid::bigint
+
+-- name: began
+select floor(extract(epoch from backend_start) * 1000000)::bigint from pg_stat_activity where pid = pg_backend_pid()
+
+-- name: end_session
+-- Ends the lost connection's session, if it still runs, and waits for that. A reused pid has another start.
+select pg_terminate_backend(pid, 5000) from pg_stat_activity
+where pid = $1::bigint and floor(extract(epoch from backend_start) * 1000000)::bigint = $2::bigint
+    and pid <> pg_backend_pid()
+
+-- name: begin
+begin
+
+-- name: rollback
+rollback
+
+-- name: append
+select key, epoch, owned from journal_append($1::bigint, $2::bigint, $3::bigint[], $4::bigint[], $5::journal[])
+
+-- name: check
+select key, epoch, owned from journal_check($1::bigint, $2::bigint, $3::bigint[])
+
+-- name: heads
+select c.chain, coalesce(j.pos, 0), j.hash, coalesce(a.id, '')
+from unnest($1::bigint[]) as c (chain)
+left join lateral (select pos, hash from journal where chain = c.chain order by pos desc limit 1) j on true
+left join agents a on a.key = c.chain
+
+-- name: hash_at
+select hash from journal where chain = $1::bigint and pos = $2::bigint
+
+-- name: copy
+copy journal from stdin (format binary); commit
+
+-- name: hold
+insert into state (key, version) select k, 0 from unnest($1::text[]) with ordinality as h (k, nr) order by h.nr
+on conflict do nothing
+
+-- name: lock
+select key, version, value is not null, agent from state where key = any ($1::text[])
+order by key collate "C" for update
+
+-- name: record
+insert into state_history (key, version, value, agent, step)
+select * from unnest($1::text[], $2::bigint[], $3::bytea[], $4::text[], $5::bigint[])
+
+-- name: advance
+update state set version = n.version, value = n.value, agent = n.agent, step = n.step, at = clock_timestamp()
+from unnest($1::text[], $2::bigint[], $3::bytea[], $4::text[], $5::bigint[]) as n (key, version, value, agent, step)
+where state.key = n.key
+
+-- name: checkpoint
+insert into checkpoints (agent, step, branch, lane_step, schema_version, next_child, state, digest)
+values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::bytea, $8::bytea)

@@ -1,0 +1,288 @@
+-- The kernel's own tables. Locks: one bigint advisory lock per agent, its number is agents.key. Whoever writes an agent's
+-- chain holds it shared until commit; whoever moves the agent's policy epoch or its owner holds it exclusively. So
+-- an epoch or an owner read under the lock is still true when the rows commit. Several locks are taken in ascending order.
+
+-- Fencing tokens. They only grow, over all kernels.
+create sequence fences as bigint;
+
+-- One row per start of a kernel; never reused. Its lease covers all agents it owns. A fence below zero: taken over from.
+create table kernels (
+    key         bigint generated always as identity primary key,
+    id          text not null unique,
+    host        text not null,
+    pid         integer not null,
+    boot_id     text not null,
+    data_dir    text not null,
+    fence       bigint not null,
+    lease_until timestamptz not null,
+    started_at  timestamptz not null default clock_timestamp(),
+    released_at timestamptz
+);
+
+-- One row per agent. `key` numbers its chain and its lock.
+create table agents (
+    key         bigint generated always as identity primary key,
+    id          text not null unique,
+    name        text not null,
+    thread      text not null,
+    labels      jsonb not null default '{}',
+    branch      integer not null default 0,
+    state       text not null default 'pending' check (state in (
+        'pending', 'running', 'waiting', 'parked', 'sleeping', 'paused', 'done', 'failed', 'killed', 'unknown')),
+    waiting_for text not null default '',
+    error       text not null default '',
+    manifest    text not null,
+    source      text not null,
+    input       bytea not null,
+    epoch       bigint not null default 1,
+    acked_epoch bigint not null default 1,
+    owner       bigint references kernels,
+    uid         integer,
+    restarts    integer not null default 0,
+    exit_code   integer,
+    created_at  timestamptz not null default clock_timestamp(),
+    started_at  timestamptz,
+    ended_at    timestamptz
+);
+-- People say the name; several agents may have the same.
+create index agents_name on agents (name);
+-- Takeover looks for what a dead kernel left; agents that ended are never taken over and stay out of it.
+create index agents_owner on agents (owner) where state not in ('done', 'failed', 'killed');
+
+-- Branches of an agent's thread. Branch 0 has no parent.
+create table branches (
+    agent      bigint not null references agents,
+    branch     integer not null,
+    parent     integer,
+    cut_step   bigint not null default 0,
+    created_at timestamptz not null default clock_timestamp(),
+    primary key (agent, branch)
+);
+
+-- Stored, revocable permissions. Rows are marked, never removed.
+create table grants (
+    key        bigint generated always as identity primary key,
+    agent      bigint not null references agents,
+    origin     text not null check (origin in ('manifest', 'operator')),
+    verdict    text not null check (verdict in ('allow', 'ask')),
+    rule       text not null,
+    created_at timestamptz not null default clock_timestamp(),
+    created_by text not null,
+    expires_at timestamptz,
+    uses_left  integer check (uses_left >= 0),
+    revoked_at timestamptz
+);
+-- All grants of one agent, at every load of its policy.
+create index grants_agent on grants (agent);
+
+-- What an owner settled, cancelled or listed when it took notice of an epoch.
+create table acks (
+    agent  bigint not null references agents,
+    epoch  bigint not null,
+    report jsonb not null,
+    at     timestamptz not null default clock_timestamp(),
+    primary key (agent, epoch)
+);
+
+-- Intents, outcomes and events; append-only. A chain is an agent's key, or minus a kernel's key.
+-- Columns of fixed width come first: no padding between them. The hash covers all other columns in this order.
+create table journal (
+    chain       bigint not null,
+    pos         bigint not null,
+    step        bigint not null,
+    started_us  bigint not null,
+    duration_us bigint not null,
+    branch      integer not null,
+    lane_step   integer not null,
+    phase       smallint not null,
+    lane        text not null,
+    action      text not null,
+    resource    text not null,
+    effect      text not null,
+    verdict     text not null,
+    outcome     text not null,
+    effect_id   text not null,
+    digest      bytea not null,
+    body        bytea not null,
+    hash        bytea not null,
+    -- The order of a chain. Also what makes a batch that is written twice by a lost connection fail the second time.
+    primary key (chain, pos)
+);
+-- Replay, recovery and `steps` ask for one step or a range of steps of one agent.
+create index journal_step on journal (chain, step);
+
+-- Accidents end here. Who may alter the table can still rewrite it; that shows in the chain and its anchors.
+create function journal_append_only() returns trigger language plpgsql as $$
+begin
+    raise exception 'the journal is append-only';
+end $$;
+create trigger append_only before update or delete or truncate on journal
+    for each statement execute function journal_append_only();
+
+-- Signed heads, as they were also written to the anchor file outside the database.
+create table anchors (
+    kernel       bigint not null,
+    pos          bigint not null,
+    hash         bytea not null,
+    heads_digest bytea not null,
+    signature    bytea not null,
+    at           timestamptz not null default clock_timestamp(),
+    primary key (kernel, pos)
+);
+
+-- Saved states of agents. Steps are unique within an agent, over all its branches.
+create table checkpoints (
+    agent          bigint not null references agents,
+    step           bigint not null,
+    branch         integer not null,
+    lane_step      integer not null,
+    schema_version integer not null,
+    next_child     integer not null,
+    state          bytea not null,
+    digest         bytea not null,
+    at             timestamptz not null default clock_timestamp(),
+    primary key (agent, step)
+);
+
+-- Shared state, current versions. Version 0 without a value only holds the place for a row lock: such a key never existed.
+create table state (
+    key     text collate "C" primary key,
+    version bigint not null,
+    value   bytea,
+    agent   text not null default '',
+    step    bigint not null default 0,
+    at      timestamptz not null default clock_timestamp()
+);
+
+-- Every version ever. A deletion is a version without value.
+create table state_history (
+    key     text not null,
+    version bigint not null,
+    value   bytea,
+    agent   text not null,
+    step    bigint not null,
+    at      timestamptz not null default clock_timestamp(),
+    primary key (key, version)
+);
+-- Rollback asks what one agent wrote after a step.
+create index state_history_agent on state_history (agent, step);
+
+-- Locks the agents of a batch until the transaction ends, then says what is true of each: a fresh snapshot per statement,
+-- taken after the locks.
+create function journal_check(p_kernel bigint, p_fence bigint, p_keys bigint[])
+returns table (key bigint, epoch bigint, owned boolean) language plpgsql as $$
+declare
+    k bigint;
+begin
+    foreach k in array p_keys loop
+        perform pg_advisory_xact_lock_shared(k);
+    end loop;
+    return query
+        select a.key, a.epoch, coalesce(a.owner = p_kernel, false) and exists (
+            select from kernels n where n.key = p_kernel and n.fence = p_fence and n.lease_until > clock_timestamp())
+        from agents a where a.key = any (p_keys);
+end $$;
+
+-- Checks a batch and inserts it if all of it may be written, in one round trip. A null epoch: no revocation concerns it.
+-- Answers nothing when it inserted, else the truth about every agent of the batch.
+create function journal_append(p_kernel bigint, p_fence bigint, p_keys bigint[], p_epochs bigint[], p_rows journal[])
+returns table (key bigint, epoch bigint, owned boolean) language plpgsql as $$
+declare
+    k bigint;
+    good integer;
+begin
+    foreach k in array p_keys loop
+        perform pg_advisory_xact_lock_shared(k);
+    end loop;
+    if cardinality(p_keys) > 0 then
+        select count(*) into good
+        from unnest(p_keys, p_epochs) as w (key, epoch)
+        join agents a on a.key = w.key and a.owner = p_kernel and a.epoch = coalesce(w.epoch, a.epoch)
+        where exists (
+            select from kernels n where n.key = p_kernel and n.fence = p_fence and n.lease_until > clock_timestamp());
+        if good <> cardinality(p_keys) then
+            return query select * from journal_check(p_kernel, p_fence, p_keys);
+            return;
+        end if;
+    end if;
+    insert into journal select * from unnest(p_rows);
+end $$;
+
+-- Takes over up to p_limit agents that no living kernel owns: never owned, released, lease run out, or owned by a dead
+-- predecessor of this kernel (same host, boot and data directory). The old owner is fenced first: its next heartbeat fails.
+-- Whatever the old owner had under way is lost to it, so the current epoch counts as acknowledged.
+create function claim_agents(p_kernel bigint, p_fence bigint, p_limit integer)
+returns setof agents language plpgsql as $$
+declare
+    me kernels;
+    k bigint;
+    claimed agents;
+begin
+    select * into me from kernels n
+    where n.key = p_kernel and n.fence = p_fence and n.lease_until > clock_timestamp();
+    if not found then
+        return;
+    end if;
+    perform from kernels n
+    where n.key <> me.key and n.fence > 0
+        and (n.released_at is not null or n.lease_until <= clock_timestamp()
+            or (n.host = me.host and n.boot_id = me.boot_id and n.data_dir = me.data_dir))
+        and exists (select from agents a where a.owner = n.key and a.state not in ('done', 'failed', 'killed'))
+    order by n.key for update;
+    update kernels n set fence = -nextval('fences'), lease_until = least(n.lease_until, clock_timestamp())
+    where n.key <> me.key and n.fence > 0
+        and (n.released_at is not null or n.lease_until <= clock_timestamp()
+            or (n.host = me.host and n.boot_id = me.boot_id and n.data_dir = me.data_dir))
+        and exists (select from agents a where a.owner = n.key and a.state not in ('done', 'failed', 'killed'));
+    for k in
+        select a.key from agents a left join kernels n on n.key = a.owner
+        where a.state not in ('done', 'failed', 'killed') and (a.owner is null or n.fence < 0)
+        order by a.key limit p_limit
+    loop
+        perform pg_advisory_xact_lock(k);
+        update agents a set owner = p_kernel, acked_epoch = a.epoch
+        where a.key = k and a.state not in ('done', 'failed', 'killed')
+            and (a.owner is null or exists (select from kernels n where n.key = a.owner and n.fence < 0))
+        returning a.* into claimed;
+        if found then
+            insert into acks (agent, epoch, report) values (k, claimed.epoch, '{"owner_lost": true}')
+            on conflict do nothing;
+            return next claimed;
+        end if;
+    end loop;
+end $$;
+
+-- Revokes grants (null: all) and moves the epoch. When it commits, no batch decided under the old epoch can commit.
+create function revoke_grants(p_agent bigint, p_grants bigint[])
+returns setof grants language plpgsql as $$
+begin
+    perform pg_advisory_xact_lock(p_agent);
+    return query
+        update grants g set revoked_at = clock_timestamp()
+        where g.agent = p_agent and g.revoked_at is null and (p_grants is null or g.key = any (p_grants))
+        returning g.*;
+    perform move_epoch(p_agent);
+end $$;
+
+-- Moves an agent's policy epoch and tells its owner. The caller holds the agent's lock exclusively.
+create function move_epoch(p_agent bigint) returns bigint language plpgsql as $$
+declare
+    moved bigint;
+begin
+    update agents set epoch = epoch + 1 where key = p_agent returning epoch into moved;
+    perform pg_notify('ringfence_epoch', json_build_object('agent', p_agent, 'epoch', moved)::text);
+    return moved;
+end $$;
+
+-- Adds a permission and moves the epoch.
+create function add_grant(
+    p_agent bigint, p_verdict text, p_rule text, p_by text, p_expires_at timestamptz, p_uses integer)
+returns setof grants language plpgsql as $$
+begin
+    perform pg_advisory_xact_lock(p_agent);
+    return query
+        insert into grants (agent, origin, verdict, rule, created_by, expires_at, uses_left)
+        values (p_agent, 'operator', p_verdict, p_rule, p_by, p_expires_at, p_uses)
+        returning *;
+    perform move_epoch(p_agent);
+end $$;

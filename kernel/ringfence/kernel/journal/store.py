@@ -1,0 +1,31 @@
+"""Everything in the database that is not on the hot path."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from ringfence.kernel.journal.database import connect_pool
+from ringfence.kernel.journal.store_agents import AgentStore
+from ringfence.kernel.journal.store_grants import GrantStore
+from ringfence.kernel.journal.store_journal import JournalStore
+from ringfence.kernel.journal.store_kernels import KernelStore
+
+
+class Store(KernelStore, AgentStore, GrantStore, JournalStore):
+    """The kernel's view of its database, on a pool of connections. Every method may raise Unavailable."""
+
+    @classmethod
+    async def open(cls, dsn: str) -> Self:
+        """Connect.
+
+        Args:
+            dsn: libpq connection string or URL; the schema is there already.
+
+        Raises:
+            Unavailable: no connection within a few seconds, or the DSN can't be read.
+        """
+        return cls(await connect_pool(dsn), dsn)
+
+    async def close(self) -> None:
+        """Close all connections. Listeners are stopped by whoever made them."""
+        await self._pool.close()

@@ -1,0 +1,90 @@
+"""What the parts of the store share: the pool and how statements are run on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from psycopg.rows import BaseRowFactory, tuple_row
+from ringfence.kernel.journal.database import Pool, borrowed, statements
+from ringfence.kernel.journal.types import (
+    AgentKey,
+    AgentRecord,
+    GrantRecord,
+    KernelKey,
+    Phase,
+    StoredRow,
+)
+
+T = TypeVar("T")
+
+Lineage = Sequence[tuple[int, int]]
+"""Branches that a branch is made of, each with the last step that counts."""
+
+
+def stored_row(**values: Any) -> StoredRow:
+    """Make a journal row from its columns."""
+    values["phase"] = Phase(values["phase"])
+    return StoredRow(**values)
+
+
+def agent_record(**values: Any) -> AgentRecord:
+    """Make an agent's record from its columns."""
+    values["key"] = AgentKey(values["key"])
+    values["owner"] = None if values["owner"] is None else KernelKey(values["owner"])
+    return AgentRecord(**values)
+
+
+def grant_record(key: int, agent: int, **values: Any) -> GrantRecord:
+    """Make a grant's record from its columns."""
+    return GrantRecord(id=f"g{key}", agent=AgentKey(agent), **values)
+
+
+def grant_key(grant_id: str) -> int | None:
+    """Read a grant's number from its id; None for what is no grant id."""
+    number = grant_id[1:]
+    return int(number) if grant_id[:1] == "g" and number.isascii() and number.isdigit() else None
+
+
+def made_by(make: Callable[..., T]) -> BaseRowFactory[T]:
+    """Make rows by calling a function with the columns by name."""
+
+    def factory(cursor: Any) -> Callable[[Sequence[Any]], T]:
+        names = [column.name for column in cursor.description or ()]
+        return lambda values: make(**dict(zip(names, values, strict=True)))
+
+    return factory
+
+
+class StoreBase:
+    """A pool and three ways to run one named statement in autocommit."""
+
+    def __init__(self, pool: Pool, dsn: str) -> None:
+        self._pool = pool
+        self._dsn = dsn
+
+    async def _all(self, name: str, make: Callable[..., T], values: Mapping[str, Any]) -> list[T]:
+        """Run `file.statement` and make a record of every row."""
+        async with (
+            borrowed(self._pool) as connection,
+            connection.cursor(row_factory=made_by(make), binary=True) as cursor,
+        ):
+            await cursor.execute(statement(name), values)
+            return await cursor.fetchall()
+
+    async def _first(self, name: str, make: Callable[..., T], values: Mapping[str, Any]) -> T | None:
+        """Run `file.statement` and make a record of its first row."""
+        rows = await self._all(name, make, values)
+        return rows[0] if rows else None
+
+    async def _tuple(self, name: str, values: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """Run `file.statement` and return its first row as it is."""
+        async with borrowed(self._pool) as connection, connection.cursor(row_factory=tuple_row) as cursor:
+            await cursor.execute(statement(name), values)
+            return await cursor.fetchone() if cursor.description else None
+
+
+def statement(name: str) -> Any:
+    """Look up `file.statement`."""
+    file, _, key = name.partition(".")
+    return statements(file)[key]

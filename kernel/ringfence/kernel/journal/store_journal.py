@@ -1,0 +1,209 @@
+"""Reading the journal, and the shared state off the hot path."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+
+from ringfence.kernel.journal.database import borrowed
+from ringfence.kernel.journal.statework import Held, StateWork
+from ringfence.kernel.journal.store_agents import lineage_values
+from ringfence.kernel.journal.store_base import Lineage, StoreBase, statement, stored_row
+from ringfence.kernel.journal.types import AgentKey, StateVersion, StoredRow
+
+PAGE_ROWS = 256
+FIRST_POS = 0
+
+
+class JournalStore(StoreBase):
+    """The part of the store that reads the journal. Long readings come in pages and hold no connection in between."""
+
+    async def steps(self, key: AgentKey, *, after_step: int = 0, limit: int = 1000) -> list[StoredRow]:
+        """List intents and outcomes of the steps after `after_step`, in the order they were written.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        return await self._all(
+            "journal.steps", stored_row, {"chain": key, "after": after_step, "limit": limit}
+        )
+
+    async def step(self, key: AgentKey, step: int) -> list[StoredRow]:
+        """List all rows of one step in the order they were written.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        return await self._all("journal.step", stored_row, {"chain": key, "step": step})
+
+    async def lineage_outcomes(
+        self, key: AgentKey, lineage: Lineage, after_step: int
+    ) -> AsyncIterator[StoredRow]:
+        """Walk the outcomes of a branch and its ancestors after `after_step`, by step.
+
+        Args:
+            key: the agent.
+            lineage: (branch, last step that counts) of the branch and its ancestors.
+            after_step: outcomes up to and with this step are left out.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        values = {"chain": key, "limit": PAGE_ROWS, **lineage_values(lineage)}
+        # Positions start at 1, so this pair comes before every row of the next step.
+        place = (after_step + 1, FIRST_POS)
+        while True:
+            rows = await self._all(
+                "journal.lineage", stored_row, {**values, "after_step": place[0], "after_pos": place[1]}
+            )
+            for row in rows:
+                yield row
+            if len(rows) < PAGE_ROWS:
+                return
+            place = (rows[-1].step, rows[-1].pos)
+
+    async def unfinished(self, key: AgentKey) -> list[tuple[StoredRow, StoredRow | None]]:
+        """List the intents that have no outcome, each with the last progress recorded for it, by step.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        intents = await self._all("journal.unfinished", stored_row, {"chain": key})
+        if not intents:
+            return []
+        progress = await self._all(
+            "journal.progress", stored_row, {"chain": key, "steps": [row.step for row in intents]}
+        )
+        last = {row.step: row for row in progress}
+        return [(row, last.get(row.step)) for row in intents]
+
+    async def counts(self, key: AgentKey) -> dict[str, int]:
+        """Count what an agent has spent over all its branches.
+
+        Returns:
+            max_step; steps, with refused ones; calls that were allowed; destructive and external ones among these; denied;
+            unfinished (intents without outcome, which count as calls).
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        return await self._first("journal.counts", dict[str, int], {"chain": key}) or {}
+
+    async def effect_ids(self, key: AgentKey, prefix: str = "") -> AsyncIterator[tuple[str, int, str]]:
+        """Walk the effect ids of an agent over all branches, by step, with what became of each.
+
+        Yields:
+            (effect id, step, outcome); the outcome is empty where only the intent is known.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        after = 0
+        while True:
+            values = {"chain": key, "after": after, "prefix": prefix, "limit": PAGE_ROWS}
+            rows = await self._all("journal.effect_ids", _effect, values)
+            for row in rows:
+                yield row
+            if len(rows) < PAGE_ROWS:
+                return
+            after = rows[-1][1]
+
+    async def audit(
+        self, chain: int | None = None, since: datetime | None = None
+    ) -> AsyncIterator[StoredRow]:
+        """Walk the audit records of one chain, or of all: kernels' chains first, each in its order.
+
+        Args:
+            chain: an agent's key, or minus a kernel's; None: all.
+            since: only rows whose call started then or later.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        since_us = -(1 << 62) if since is None else int(since.timestamp() * 1_000_000)
+        for one in await self.chains() if chain is None else [chain]:
+            pos = FIRST_POS
+            while True:
+                values = {"chain": one, "pos": pos, "since_us": since_us, "limit": PAGE_ROWS}
+                rows = await self._all("journal.audit_chain", stored_row, values)
+                for row in rows:
+                    yield row
+                if len(rows) < PAGE_ROWS:
+                    break
+                pos = rows[-1].pos
+
+    async def chains(self) -> list[int]:
+        """List the chains that have rows, kernels' own (negative) first.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        return await self._all("journal.chains", _chain, {})
+
+    async def state_get(self, key: str) -> StateVersion | None:
+        """Read the current version of a key; None: it never existed. A deleted key has a version and no value.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        return await self._first("state.get", StateVersion, {"key": key})
+
+    async def state_version(self, key: str, version: int) -> StateVersion | None:
+        """Read one version of a key, current or not.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        return await self._first("state.version", StateVersion, {"key": key, "version": version})
+
+    async def state_versions_after(self, agent: str, step: int) -> list[StateVersion]:
+        """List what an agent wrote after a step, by key and version.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        return await self._all("state.versions_after", StateVersion, {"agent": agent, "step": step})
+
+    async def restore_state(
+        self, agent: str, items: Sequence[tuple[str, int, bytes | None]], step: int
+    ) -> list[tuple[str, int, str]]:
+        """Put keys back, each as a new version, in one transaction.
+
+        Args:
+            agent: id of the agent whose rollback it is.
+            items: (key, version it is expected to have now, value to restore; None: deleted).
+            step: step the new versions are recorded under.
+
+        Returns:
+            (key, version now, who wrote it) of each key that someone changed meanwhile: left as it is.
+
+        Raises:
+            Unavailable: the database is away; nothing is changed.
+        """
+        if not items:
+            return []
+        work = StateWork()
+        conflicts: list[tuple[str, int, str]] = []
+        async with borrowed(self._pool) as connection, connection.transaction():
+            keys = {"keys": sorted({key for key, _, _ in items})}
+            await connection.execute(statement("state.hold"), keys)
+            cursor = await connection.execute(statement("state.lock"), keys)
+            work.load([Held(*row) for row in await cursor.fetchall()])
+            for key, expected, value in items:
+                now = work.current(key)
+                if now.version != expected:
+                    conflicts.append((key, now.version, now.agent))
+                else:
+                    work.put(key, value, agent, step)
+            if work.changed:
+                await connection.execute(statement("state.record"), work.history())
+                await connection.execute(statement("state.advance"), work.latest())
+        return conflicts
+
+
+def _effect(effect_id: str, step: int, outcome: str) -> tuple[str, int, str]:
+    return effect_id, step, outcome
+
+
+def _chain(chain: int) -> int:
+    return chain

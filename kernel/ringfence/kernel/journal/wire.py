@@ -1,0 +1,238 @@
+"""One connection of the journal's writer, driven by hand: prepared statements, pipelines and COPY with one reader callback.
+
+psycopg opens and secures the connection; its own waiting costs more than the journal's whole work on a lone row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import pq
+from psycopg.pq import DiagnosticField, ExecStatus
+from ringfence.kernel.journal.database import KEEPALIVE, Connection, journal_errors, one_line, statements
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGconn, PGresult
+
+Statement = tuple[bytes, Sequence[bytes | None]]
+"""Name of a prepared statement and its parameters in binary form."""
+
+
+class Lost(Exception):
+    """The connection is gone; the fate of what was sent last is open."""
+
+
+class Refused(Exception):
+    """The server refused a statement; nothing of its transaction is committed.
+
+    Attributes:
+        sqlstate: PostgreSQL's five-letter code.
+        constraint: the constraint it broke, or empty.
+    """
+
+    def __init__(self, message: str, sqlstate: str, constraint: str) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+        self.constraint = constraint
+
+
+class Wire:
+    """A connection on which one exchange happens at a time."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._pg: PGconn = connection.pgconn
+        self._loop = asyncio.get_running_loop()
+        self._fd = self._pg.socket
+        self._results: list[PGresult] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._until_sync = False
+        self._writing = False
+        self._error: str | None = None
+        self.pid = self._pg.backend_pid
+        self._loop.add_reader(self._fd, self._on_readable)
+
+    @classmethod
+    async def connect(cls, dsn: str) -> Wire:
+        """Connect, and set the session up.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        with journal_errors():
+            connection = await psycopg.AsyncConnection.connect(
+                dsn, autocommit=True, application_name="ringfence journal", **KEEPALIVE
+            )
+            try:
+                await connection.execute(statements("writer")["session"])
+            except BaseException:
+                await connection.close()
+                raise
+        return cls(connection)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection is known to be gone."""
+        return self._error is not None
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self._fail("closed")
+        await self._connection.close()
+
+    async def prepare(self, name: bytes, text: str) -> None:
+        """Prepare a statement for this connection.
+
+        Raises:
+            Lost, Refused: as for every exchange.
+        """
+        self._check()
+        self._pg.send_prepare(name, text.encode())
+        await self._exchange(until_sync=False)
+
+    async def run(self, statement: Statement) -> PGresult:
+        """Run one prepared statement in a transaction of its own, or in the open one.
+
+        Returns:
+            Its result, in binary, once the server is ready for the next: so what committed has committed.
+
+        Raises:
+            Lost: the connection is gone; it may or may not have committed.
+            Refused: the server refused it.
+        """
+        self._check()
+        self._send(statement)
+        return (await self._exchange(until_sync=False))[-1]
+
+    async def pipeline(self, statements: Sequence[Statement]) -> list[PGresult]:
+        """Run prepared statements in one round trip.
+
+        Raises:
+            Lost: the connection is gone.
+            Refused: the first refusal; the statements after it did not run.
+        """
+        self._check()
+        self._pg.enter_pipeline_mode()
+        for statement in statements:
+            self._send(statement)
+        self._pg.pipeline_sync()
+        try:
+            return await self._exchange(until_sync=True)
+        finally:
+            if not self.lost:
+                self._pg.exit_pipeline_mode()
+
+    async def copy(self, text: bytes, data: bytes) -> None:
+        """Send data with COPY; `text` may go on with a further statement, as a commit.
+
+        Raises:
+            Lost: the connection is gone; a commit in `text` may or may not have happened.
+            Refused: the server refused it.
+        """
+        self._check()
+        self._pg.send_query(text)
+        await self._exchange(until_sync=False)
+        self._check()
+        # libpq's buffer grows as it must; it answers 0 only where memory has run out.
+        if self._pg.put_copy_data(data) == 0 or self._pg.put_copy_end() == 0:
+            self._fail("no memory to send with")
+            self._check()
+        await self._exchange(until_sync=False)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise Lost(self._error)
+
+    def _send(self, statement: Statement) -> None:
+        name, values = statement
+        self._pg.send_query_prepared(
+            name, values, param_formats=[pq.Format.BINARY] * len(values), result_format=pq.Format.BINARY
+        )
+
+    async def _exchange(self, *, until_sync: bool) -> list[PGresult]:
+        self._results = []
+        self._until_sync = until_sync
+        self._waiter = self._loop.create_future()
+        self._flush()
+        try:
+            await self._waiter
+        except asyncio.CancelledError:
+            # Answers would come to the wrong question after this.
+            self._fail("cancelled")
+            raise
+        finally:
+            self._waiter = None
+        results = self._results
+        for result in results:
+            if result.status in {ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED}:
+                raise _refusal(result)
+        return results
+
+    def _on_readable(self) -> None:
+        try:
+            self._pg.consume_input()
+            if self._writing:
+                self._flush()
+            while not self._pg.is_busy():
+                result = self._pg.get_result()
+                if result is None:
+                    # In a pipeline it only parts one statement's results from the next one's.
+                    if self._until_sync and self._pg.status != pq.ConnStatus.BAD:
+                        continue
+                    self._finish()
+                    return
+                if result.status == ExecStatus.PIPELINE_SYNC:
+                    self._until_sync = False
+                    self._finish()
+                    return
+                self._results.append(result)
+                if result.status == ExecStatus.COPY_IN:
+                    self._finish()
+                    return
+        except psycopg.Error as error:
+            self._fail(one_line(error))
+            return
+        if self._pg.status == pq.ConnStatus.BAD:
+            self._fail("the server closed the connection")
+
+    def _finish(self) -> None:
+        if self._pg.status == pq.ConnStatus.BAD:
+            self._fail("the server closed the connection")
+        elif self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _flush(self) -> None:
+        try:
+            pending = self._pg.flush()
+        except psycopg.Error as error:
+            self._fail(one_line(error))
+            return
+        if pending and not self._writing:
+            self._writing = True
+            self._loop.add_writer(self._fd, self._flush)
+        elif not pending and self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._fd)
+
+    def _fail(self, why: str) -> None:
+        if self._error is None:
+            self._error = why
+            self._loop.remove_reader(self._fd)
+            if self._writing:
+                self._writing = False
+                self._loop.remove_writer(self._fd)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(Lost(self._error))
+
+
+def _refusal(result: Any) -> Exception:
+    state = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
+    constraint = (result.error_field(DiagnosticField.CONSTRAINT_NAME) or b"").decode()
+    message = (result.error_field(DiagnosticField.MESSAGE_PRIMARY) or b"").decode(errors="replace")
+    # Classes 57P0x: the server is going down or threw this session out; it closes the connection next.
+    if state.startswith("57P0") or state in {"25P03", ""}:
+        return Lost(message or "the connection was lost")
+    return Refused(message, state, constraint)

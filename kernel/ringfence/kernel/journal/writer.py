@@ -1,0 +1,373 @@
+"""The journal's writer: grouped commits.
+
+While a flush is in flight everything that is handed in queues; the next flush takes it all. There is no linger: a lone caller
+waits for one commit. A flush is one transaction (see flush.py); callers are answered after it committed.
+
+A connection lost in the middle leaves open whether the batch committed. The next connection ends the old session, then looks for
+the batch's last row by position and hash: there, the batch counts as committed; not there, it is written again.
+
+INVARIANT: for a chain in `_heads` only this task of this kernel writes rows, in an order fixed before they are sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import Any
+
+from ringfence.kernel.journal.copyrows import Pending, prepare
+from ringfence.kernel.journal.flush import Attempt, Flush, Head
+from ringfence.kernel.journal.types import (
+    AgentKey,
+    BadRow,
+    Entry,
+    JournalError,
+    KernelKey,
+    OwnerMoved,
+    Unavailable,
+)
+from ringfence.kernel.journal.wire import Lost, Refused, Wire
+
+logger = logging.getLogger(__name__)
+
+BATCH_ROWS_MAX = 2000
+BATCH_BYTES_MAX = 8 << 20
+QUEUE_ROWS_SOFT = 8192
+QUEUE_BYTES_SOFT = 32 << 20
+QUEUE_ROWS_MAX = 65_536
+QUEUE_BYTES_MAX = 256 << 20
+PATIENCE_S = 20.0
+RECONNECT_FIRST_S = 0.02
+RECONNECT_MAX_S = 1.0
+REWRITES_MAX = 8
+
+_UNIQUE = "23505"
+_CHAIN_KEY = "journal_pkey"
+# Serialization failure and deadlock: the same again will do.
+_AGAIN = frozenset({"40001", "40P01"})
+# Classes of what no single row is to blame for: resources, operator, system, read-only, no such table.
+_NOT_THE_ROW = ("53", "54000", "55", "57", "58", "25", "42", "08", "XX")
+
+
+class Journal:
+    """Appends rows to chains, many at a time, each durable when its future resolves."""
+
+    def __init__(self, dsn: str, kernel: KernelKey, fence: int, *, patience_s: float = PATIENCE_S) -> None:
+        """Prepare a journal; `start` connects it.
+
+        Args:
+            dsn: libpq connection string or URL.
+            kernel: this kernel's key.
+            fence: its fencing token.
+            patience_s: how long an append waits for a database that is away.
+        """
+        self._dsn = dsn
+        self._kernel = kernel
+        self._fence = fence
+        self._patience_s = patience_s
+        self._heads: dict[int, Head] = {}
+        self._queue: deque[Pending] = deque()
+        self._queue_bytes = 0
+        self._adoptions: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._flush: Flush | None = None
+        self._attempts: list[Attempt] = []
+        self._lost_session: tuple[int, int] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = False
+        self.batches = 0
+        self.rows = 0
+
+    async def start(self) -> None:
+        """Connect and load the head of the kernel's own chain.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._heads[-self._kernel] = Head(0, b"", "")
+        try:
+            await self._connect()
+        except (Lost, Refused) as error:
+            raise Unavailable(f"the database is not available: {error}") from error
+        self._task = asyncio.create_task(self._run(), name="ringfence journal")
+
+    async def stop(self) -> None:
+        """Write what is queued, as far as the database lets it, and disconnect. Appends then raise Unavailable."""
+        self._stopping = True
+        self._wake.set()
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        self._fail_queue("the journal is stopped", older_than=None)
+        await self._disconnect()
+
+    def append(self, entry: Entry) -> asyncio.Future[Any]:
+        """Hand in one row.
+
+        Returns:
+            Resolves once the row is durable, with StateDone for a StateChange, else None. Fails with:
+            EpochMoved, the policy epoch is another one now; OwnerMoved, this kernel may not write for the agent;
+            StateConflict, what the atomic change read is no longer current; BadRow, the row can't be stored;
+            Unavailable, the database did not come back in time or the queue is full. After Unavailable a row that was
+            under way may still turn out to be written.
+        """
+        future: asyncio.Future[Any] = self._loop.create_future()
+        if self._stopping or self._task is None:
+            future.set_exception(Unavailable("the journal is stopped"))
+        elif entry.row.chain not in self._heads:
+            future.set_exception(OwnerMoved("this kernel has not adopted the agent"))
+        elif len(self._queue) >= QUEUE_ROWS_MAX or self._queue_bytes >= QUEUE_BYTES_MAX:
+            future.set_exception(Unavailable("the journal's queue is full"))
+        else:
+            try:
+                pending = prepare(entry, future, time.monotonic())
+            except BadRow as error:
+                future.set_exception(error)
+                return future
+            self._queue.append(pending)
+            self._queue_bytes += pending.size_bytes
+            if len(self._queue) >= QUEUE_ROWS_SOFT or self._queue_bytes >= QUEUE_BYTES_SOFT:
+                self._room.clear()
+            self._wake.set()
+        return future
+
+    async def room(self) -> None:
+        """Wait until the queue is below its soft bound. Who reads calls off a network awaits this before the next one."""
+        await self._room.wait()
+
+    async def adopt(self, agent: AgentKey) -> None:
+        """Take the end of an agent's chain into memory; call it once this kernel owns the agent.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        if self._stopping or self._task is None:
+            raise Unavailable("the journal is stopped")
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._adoptions.append((agent, future))
+        self._wake.set()
+        try:
+            await asyncio.wait_for(future, self._patience_s)
+        except TimeoutError:
+            raise Unavailable("the database is not available") from None
+
+    def forget(self, agent: AgentKey) -> None:
+        """Drop an agent's chain: later appends fail with OwnerMoved."""
+        self._heads.pop(agent, None)
+
+    def head(self, chain: int) -> tuple[int, bytes]:
+        """Return position and hash of the last durable row of a chain that is in memory.
+
+        Raises:
+            KeyError: it isn't.
+        """
+        head = self._heads[chain]
+        return head.pos, head.hash
+
+    def heads(self) -> dict[int, tuple[int, bytes]]:
+        """Return the same for every chain in memory."""
+        return {chain: (head.pos, head.hash) for chain, head in self._heads.items()}
+
+    async def _run(self) -> None:
+        while True:
+            if not self._queue and not self._adoptions:
+                if self._stopping:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            if not await self._connected(None):
+                continue
+            if self._adoptions:
+                await self._adopt_waiting()
+            batch = self._take()
+            if batch:
+                await self._write(batch)
+
+    def _take(self) -> list[Pending]:
+        """Take the next batch off the queue; what nobody waits for any more or may not be written stays behind."""
+        batch: list[Pending] = []
+        size = 0
+        while self._queue and len(batch) < BATCH_ROWS_MAX and size < BATCH_BYTES_MAX:
+            pending = self._queue.popleft()
+            self._queue_bytes -= pending.size_bytes
+            if pending.future.done():
+                continue
+            if pending.entry.row.chain not in self._heads:
+                _fail([pending], OwnerMoved("this kernel has given up the agent"))
+                continue
+            batch.append(pending)
+            size += pending.size_bytes
+        if len(self._queue) < QUEUE_ROWS_SOFT and self._queue_bytes < QUEUE_BYTES_SOFT:
+            self._room.set()
+        return batch
+
+    async def _adopt_waiting(self) -> None:
+        waiting = list(self._adoptions)
+        flush = self._flush
+        if flush is None:
+            return
+        try:
+            await flush.load_heads([chain for chain, _ in waiting])
+        except Lost:
+            await self._disconnect()
+            return
+        except Refused as error:
+            failure = Unavailable(f"the database refused to read the chain: {error}")
+        else:
+            failure = None
+        for _ in waiting:
+            _, future = self._adoptions.popleft()
+            if future.done():
+                continue
+            if failure is None:
+                future.set_result(None)
+            else:
+                future.set_exception(failure)
+
+    async def _write(self, batch: list[Pending]) -> None:
+        """Write one batch to its end: committed, refused or given up."""
+        self._attempts = []
+        try:
+            await self._write_or_bisect(batch)
+        except Exception as error:
+            # A bug here must not leave callers waiting for ever, nor end the writer.
+            logger.exception("the journal's writer failed")
+            _fail(batch, JournalError(f"the journal failed: {error}"))
+            await self._disconnect()
+        finally:
+            self._attempts = []
+
+    async def _write_or_bisect(self, batch: list[Pending]) -> None:
+        for _ in range(REWRITES_MAX):
+            if not await self._connected(batch):
+                return
+            flush = self._flush
+            if flush is None:
+                continue
+            flush.attempts = self._attempts
+            try:
+                if self._attempts:
+                    found = await flush.committed()
+                    if found is not None:
+                        self._settle(flush, found)
+                        return
+                batch = [pending for pending in batch if not pending.future.done()]
+                if not batch:
+                    return
+                written = await flush.write(batch)
+            except Lost:
+                await self._disconnect()
+                continue
+            except Refused as error:
+                if error.sqlstate in _AGAIN:
+                    continue
+                if error.sqlstate == _UNIQUE and error.constraint == _CHAIN_KEY:
+                    # An earlier attempt arrived after all, or another writer was here: look again.
+                    await self._reload()
+                    continue
+                await self._refused(batch, error)
+                return
+            if written is not None:
+                self._settle(flush, written)
+            return
+        _fail(batch, Unavailable("the database did not take the rows after several tries"))
+
+    async def _refused(self, batch: list[Pending], error: Refused) -> None:
+        if error.sqlstate.startswith(_NOT_THE_ROW):
+            _fail(batch, Unavailable(f"the database can't commit: {error}"))
+        elif len(batch) == 1:
+            _fail(batch, BadRow(f"the row can't be stored: {error}"))
+        else:
+            # One row spoils the batch of all: halve until it stands alone.
+            middle = len(batch) // 2
+            await self._write_or_bisect(batch[:middle])
+            await self._write_or_bisect(batch[middle:])
+
+    def _settle(self, flush: Flush, attempt: Attempt) -> None:
+        flush.adopt_attempt(attempt)
+        self._attempts.clear()
+        self.batches += 1
+        self.rows += len(attempt.pending)
+        for pending in attempt.pending:
+            if not pending.future.done():
+                pending.future.set_result(pending.done)
+
+    async def _reload(self) -> None:
+        flush = self._flush
+        if flush is None:
+            return
+        try:
+            await flush.load_heads(list(self._heads))
+        except (Lost, Refused):
+            await self._disconnect()
+
+    async def _connected(self, batch: list[Pending] | None) -> bool:
+        """Make sure there is a connection. False: none within patience, and the batch has failed."""
+        delay = RECONNECT_FIRST_S
+        started = time.monotonic()
+        while self._flush is None or self._flush.wire.lost:
+            await self._disconnect()
+            try:
+                await self._connect()
+            except (Unavailable, Lost, Refused) as error:
+                self._fail_queue(f"the database is not available: {error}", older_than=self._patience_s)
+                waited = time.monotonic() - started
+                if batch is not None and waited > self._patience_s:
+                    _fail(batch, Unavailable(f"the database is not available: {error}"))
+                    return False
+                if batch is None and not self._queue and not self._adoptions:
+                    return False
+                if self._stopping and batch is None:
+                    self._fail_queue("the database is not available", older_than=None)
+                    self._fail_adoptions()
+                    return False
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, RECONNECT_MAX_S)
+        return True
+
+    async def _connect(self) -> None:
+        wire = await Wire.connect(self._dsn)
+        flush = Flush(wire, self._kernel, self._fence, self._heads)
+        try:
+            await flush.prepare()
+            if self._lost_session is not None:
+                await flush.end_session(*self._lost_session)
+                self._lost_session = None
+            await flush.load_heads(list(self._heads))
+        except BaseException:
+            await wire.close()
+            raise
+        self._flush = flush
+
+    async def _disconnect(self) -> None:
+        flush, self._flush = self._flush, None
+        if flush is not None:
+            self._lost_session = (flush.wire.pid, flush.began_us)
+            await flush.wire.close()
+
+    def _fail_queue(self, why: str, *, older_than: float | None) -> None:
+        limit = None if older_than is None else time.monotonic() - older_than
+        while self._queue and (limit is None or self._queue[0].since < limit):
+            pending = self._queue.popleft()
+            self._queue_bytes -= pending.size_bytes
+            _fail([pending], Unavailable(why))
+        if not self._queue:
+            self._room.set()
+
+    def _fail_adoptions(self) -> None:
+        while self._adoptions:
+            _, future = self._adoptions.popleft()
+            if not future.done():
+                future.set_exception(Unavailable("the database is not available"))
+
+
+def _fail(batch: list[Pending], error: BaseException) -> None:
+    for pending in batch:
+        if not pending.future.done():
+            pending.future.set_exception(error)

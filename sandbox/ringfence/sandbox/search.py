@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 
 from ringfence.sandbox import openat
@@ -51,7 +51,7 @@ def _name_matches(pattern: str, name: str) -> bool:
 
 def matches(pattern: tuple[str, ...], names: tuple[str, ...]) -> bool:
     """Match a path by its names against the names of a glob, where `**` is any number of names, none included."""
-    reach = {0}
+    reach: set[int] = {0}
     for name in (*names, None):
         # `**` may stand for nothing: whoever reaches it reaches what follows too.
         for at in range(len(pattern)):
@@ -80,7 +80,7 @@ def _compile(glob: str) -> tuple[str, ...]:
     return parts
 
 
-def _lines(fd: int, needle: bytes, count: Callable[[int], None]) -> Iterator[tuple[int, bytes]]:
+def _lines(fd: int, needle: bytes, count: Callable[[int], None]) -> Generator[tuple[int, bytes]]:
     """Lines of an open file that contain `needle`, with their number; one longer than a chunk counts in pieces."""
     number = 1
     offset = 0

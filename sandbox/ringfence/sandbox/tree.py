@@ -1,7 +1,7 @@
 """A directory tree by descriptor: opening, staging, placing and removing beneath its root.
 
-INVARIANT: no inode of the tree is changed in place. Content is staged in a directory beside the root, on its file system and
-out of every sandbox's sight, made durable there, and renamed into place.
+INVARIANT: no inode of the tree is changed in place. Content is staged in a directory beside the root, on its
+file system and out of every sandbox's sight, made durable there, and renamed into place.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 from ringfence.sandbox import openat
@@ -93,7 +93,7 @@ class Tree:
             os.close(fd)
 
     @contextlib.contextmanager
-    def parent(self, path: str) -> Iterator[tuple[int, bytes]]:
+    def parent(self, path: str) -> Generator[tuple[int, bytes]]:
         """Open the directory of a path: yields its descriptor and the last name."""
         if path == WORKSPACE:
             raise OSError(errno.EBUSY, "the root of a workspace can't be replaced", path)
@@ -227,8 +227,7 @@ def _list_for_removal(fd: int, name: bytes) -> tuple[int, list[os.DirEntry[str]]
 def _open_up(fd: int, name: bytes) -> None:
     handle = os.open(name, openat.LOOK | os.O_DIRECTORY, dir_fd=fd)
     try:
-        # fchmod refuses handles; the descriptor's own name in /proc reaches exactly this inode.
-        os.chmod(f"/proc/self/fd/{handle}", 0o700)
+        openat.chmod_handle(handle, 0o700)
     finally:
         os.close(handle)
 

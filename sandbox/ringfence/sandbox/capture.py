@@ -1,0 +1,94 @@
+"""Taking the before-image of one path."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+from collections.abc import Iterable
+
+from ringfence.sandbox import content, openat, points
+from ringfence.sandbox.blobs import Batch, sha256_of
+from ringfence.sandbox.names import WORKSPACE, parent, shown
+from ringfence.sandbox.points import PointPath, SnapshotError
+from ringfence.sandbox.records import workspace_error
+from ringfence.sandbox.tree import Tree
+
+_INLINE_FILE = 8 << 10  # files up to this many bytes are kept in the manifest: one fsync less
+
+
+def capture_path(tree: Tree, path: str, batch: Batch, room: int) -> PointPath:
+    """Take the before-image of one path, its content into `batch` or, when small, into the image itself.
+
+    Args:
+        tree: the live workspace.
+        path: canonical path; for a directory only itself is taken.
+        batch: blobs of this point.
+        room: bytes that the images may still hold themselves.
+
+    Raises:
+        SnapshotError: it is a device, socket or pipe.
+        WorkspaceError: it can't be read.
+        OSError: the store's disk.
+    """
+    try:
+        entry = _node(tree, path)
+        if entry.kind not in {"file", "directory"}:
+            return entry
+        fd = tree.open(path, openat.DIRECTORY if entry.kind == "directory" else openat.FILE)
+    except OSError as error:
+        raise workspace_error(error, path) from error
+    try:
+        entry = dataclasses.replace(entry, xattrs=content.read_xattrs(fd))
+        return entry if entry.kind == "directory" else _with_content(entry, fd, batch, room)
+    finally:
+        os.close(fd)
+
+
+def _node(tree: Tree, path: str) -> PointPath:
+    facts = tree.find(path)
+    if facts is None:
+        return points.absent(path)
+    entry = PointPath(
+        path=path,
+        before="",
+        kind=content.kind_of(facts.st_mode),
+        mode=stat.S_IMODE(facts.st_mode),
+        uid=facts.st_uid,
+        gid=facts.st_gid,
+        mtime_ns=facts.st_mtime_ns,
+    )
+    if entry.kind == "directory":
+        return dataclasses.replace(entry, before=content.directory_fingerprint(facts.st_mode))
+    if entry.kind == "link":
+        target = tree.readlink(path)
+        return dataclasses.replace(entry, before=content.link_fingerprint(target), target=target)
+    if entry.kind == "other":
+        raise SnapshotError(
+            f"`{shown(path)}` is a device, socket or pipe, which can't be brought back; remove it"
+        )
+    return entry
+
+
+def _with_content(entry: PointPath, fd: int, batch: Batch, room: int) -> PointPath:
+    size = os.fstat(fd).st_size
+    inline = content.read_range(fd, 0, size) if size <= min(_INLINE_FILE, room) else None
+    sha256 = content.hash_fd(fd) if inline is None else sha256_of(inline)
+    if inline is None:
+        batch.add(fd, sha256)
+    before = content.file_fingerprint(entry.mode, sha256)
+    return dataclasses.replace(entry, before=before, size=size, blob=sha256, inline=inline)
+
+
+def parent_times(tree: Tree, paths: Iterable[str]) -> dict[str, int]:
+    """Times of the directories around some paths, which their change will move.
+
+    Raises:
+        OSError: one can't be looked at.
+    """
+    times: dict[str, int] = {}
+    for directory in sorted({parent(path) for path in paths if path != WORKSPACE}):
+        facts = tree.find(directory)
+        if facts is not None:
+            times[directory] = facts.st_mtime_ns
+    return times

@@ -1,0 +1,239 @@
+"""Rollback points of one agent: before-images that are durable and read back before an effect may start.
+
+The store lies outside every sandbox. A point's cost follows what its call touches, never the size of the workspace. What a
+file system calls one file under several names (hard links) is kept, and comes back, as separate files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import stat
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ringfence.sandbox import content, points, restore
+from ringfence.sandbox.blobs import Batch, BlobStore, sha256_of, store_error, sync_directory
+from ringfence.sandbox.capture import capture_path, parent_times
+from ringfence.sandbox.names import WORKSPACE, NameProblem, shown
+from ringfence.sandbox.points import (
+    PointManifest,
+    PointPath,
+    RestoreItem,
+    RestorePlan,
+    SnapshotError,
+)
+from ringfence.sandbox.records import WorkspaceError, workspace_error
+from ringfence.sandbox.workspace import Workspace
+
+__all__ = ["PointManifest", "PointPath", "RestoreItem", "RestorePlan", "SnapshotError", "SnapshotStore"]
+
+_INLINE_POINT = 128 << 10  # bytes of small files that one manifest holds itself
+_POINT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class SnapshotStore:
+    """The points of one agent.
+
+    Args:
+        root: directory of this agent's points; made when first needed, mode 0700.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._blobs = BlobStore(root)
+
+    def capture(
+        self,
+        point: str,
+        workspace: Workspace,
+        paths: Sequence[str],
+        *,
+        expect: Mapping[str, str] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        beneath: bool = True,
+    ) -> PointManifest:
+        """Take the before-images of some paths. On return they are durable and were read back and compared.
+
+        Args:
+            point: id; a point of the same id is replaced.
+            workspace: where the paths are.
+            paths: canonical paths; one where nothing stands is kept as absent.
+            expect: fingerprint that each path is expected to have after the effect, by path.
+            extra: JSON to keep with it.
+            beneath: a directory stands for all beneath it; False: for itself only.
+
+        Raises:
+            SnapshotError: something can't be read, kept or read back. The effect must not start.
+        """
+        with self._guard():
+            self._blobs.prepare()
+            wanted = list(self._expand(workspace, paths, beneath=beneath))
+            batch = Batch(self._blobs, len(wanted))
+            room = _INLINE_POINT
+            entries: list[PointPath] = []
+            for path in wanted:
+                entry = capture_path(workspace.tree, path, batch, room)
+                room -= len(entry.inline or b"")
+                entries.append(entry)
+            batch.finish()
+            manifest = PointManifest(
+                point=point,
+                paths=tuple(entries),
+                size_bytes=sum(entry.size for entry in entries),
+                expect=dict(expect or {}),
+                parents=parent_times(workspace.tree, wanted),
+                extra=dict(extra or {}),
+            )
+            return self._save(manifest)
+
+    def put_record(self, point: str, record: Mapping[str, Any]) -> PointManifest:
+        """Keep a point that has only JSON, such as the before-images of rows. Durable and read back on return.
+
+        Raises:
+            SnapshotError: it can't be kept.
+        """
+        with self._guard():
+            self._blobs.prepare()
+            size = len(points.dump(PointManifest(point=point, extra=record)))
+            return self._save(PointManifest(point=point, extra=dict(record), size_bytes=size))
+
+    def load(self, point: str) -> PointManifest | None:
+        """Read a point's manifest; None where there is none, so that its effect never started.
+
+        Raises:
+            SnapshotError: there is one, but it is damaged or can't be read.
+        """
+        with self._guard():
+            try:
+                text = self._manifest(point).read_bytes()
+            except FileNotFoundError:
+                return None
+        return points.parse(text, point)
+
+    def set_expect(self, point: str, expect: Mapping[str, str]) -> None:
+        """Replace the fingerprints expected after the effect. Durable on return.
+
+        Raises:
+            SnapshotError: there is no such point, or it can't be kept.
+        """
+        manifest = self.load(point)
+        if manifest is None:
+            raise SnapshotError(f"rollback point `{point}` does not exist; list those that do")
+        with self._guard():
+            self._save(dataclasses.replace(manifest, expect=dict(expect)))
+
+    def verify(self, point: str) -> bool:
+        """Read a point back: whether its manifest and all content are there, whole and right."""
+        try:
+            manifest = self.load(point)
+            return manifest is not None and all(self._is_whole(entry) for entry in manifest.paths)
+        except (SnapshotError, OSError):
+            return False
+
+    def points(self) -> list[str]:
+        """Ids of all points, in the order of their numbers.
+
+        Raises:
+            SnapshotError: the store can't be read.
+        """
+        with self._guard():
+            try:
+                found = [entry.stem for entry in self.root.glob("*.json")]
+            except FileNotFoundError:
+                return []
+        return sorted(
+            found,
+            key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)],
+        )
+
+    def plan_restore(
+        self, workspace: Workspace, points_newest_first: Sequence[str], path: str | None = None
+    ) -> RestorePlan:
+        """Say what undoing some points would do: per path the oldest before-image against what the newest left.
+
+        Args:
+            workspace: where the paths are.
+            points_newest_first: ids; one without a manifest never took effect and is passed over.
+            path: canonical path; only it and what lies beneath.
+
+        Raises:
+            SnapshotError: a point is damaged, or the workspace can't be read.
+        """
+        manifests = [manifest for point in points_newest_first if (manifest := self.load(point)) is not None]
+        with self._guard():
+            return restore.plan(workspace, manifests, path)
+
+    def restore(self, workspace: Workspace, plan: Sequence[RestoreItem]) -> None:
+        """Bring paths back exactly: content, modes, owners (as root), times, attributes, links, empty directories.
+
+        All content is verified and staged before anything is touched, so a damaged store or a full disk changes nothing. A
+        restore that a crash cut off can be run again with the same items.
+
+        Args:
+            workspace: where the paths are.
+            plan: items of a plan; all of them, or those of some paths with all beneath.
+
+        Raises:
+            SnapshotError: content is missing or damaged, a path changed since the plan, or no space.
+        """
+        with self._guard(workspace=True):
+            damaged = [
+                item.path for item in plan if item.action != "remove" and not self._is_whole(item.before)
+            ]
+            if damaged:
+                raise SnapshotError(
+                    f"the saved content of `{shown(damaged[0])}` is damaged; nothing was changed; roll back without it"
+                )
+            restore.run(workspace.tree, workspace.fingerprint, self._blobs, plan)
+
+    def _is_whole(self, entry: PointPath) -> bool:
+        if entry.kind != "file":
+            return True
+        if entry.inline is not None:
+            return sha256_of(entry.inline) == entry.blob
+        return self._blobs.holds(entry.blob, entry.size)
+
+    def _expand(self, workspace: Workspace, paths: Sequence[str], *, beneath: bool) -> Iterator[str]:
+        seen: set[str] = set()
+        for path in paths:
+            facts = workspace.tree.find(path) if beneath else None
+            inside = workspace.names(path) if facts is not None and stat.S_ISDIR(facts.st_mode) else ()
+            for found in (path, *(name for name, _ in inside)):
+                if found not in seen:
+                    seen.add(found)
+                    yield found
+
+    def _manifest(self, point: str) -> Path:
+        if not _POINT_ID.fullmatch(point):
+            raise SnapshotError(f"`{shown(point)}` is no id of a rollback point; list those there are")
+        return self.root / f"{point}.json"
+
+    def _save(self, manifest: PointManifest) -> PointManifest:
+        target = self._manifest(manifest.point)
+        text = points.dump(manifest)
+        with self._blobs.temporary() as (fd, path):
+            content.write_all(fd, text)
+            os.fsync(fd)
+            # INVARIANT: the manifest is the last thing written, so that a point with a manifest is whole.
+            path.rename(target)
+        sync_directory(self.root)
+        if points.parse(target.read_bytes(), manifest.point) != manifest:
+            raise SnapshotError(
+                f"rollback point `{manifest.point}` reads back wrong; check the disk, then try again"
+            )
+        return manifest
+
+    @contextlib.contextmanager
+    def _guard(self, *, workspace: bool = False) -> Generator[None]:
+        try:
+            yield
+        except (WorkspaceError, NameProblem) as error:
+            raise SnapshotError(str(error)) from error
+        except OSError as error:
+            if workspace:
+                raise SnapshotError(str(workspace_error(error, str(error.filename or WORKSPACE)))) from error
+            raise store_error(error, self.root) from error

@@ -1,0 +1,163 @@
+"""Artifacts: large results by the hash of their content, compressed, in a directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import tempfile
+import time
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Iterator
+
+CHUNK = 1 << 20
+_LEVEL = 1
+_REF = re.compile(r"[0-9a-f]{64}")
+_ABANDONED_S = 3600.0
+
+
+class BlobError(Exception):
+    """An artifact can't be kept or given back. `str()` is one line that says which and why."""
+
+
+class Blobs:
+    """A store of immutable bytes. Safe for several threads and processes at once.
+
+    The reference of an artifact is the SHA-256 of its bytes, in hex: the same bytes are kept once.
+
+    Args:
+        root: its directory, created with mode 0700 when it isn't there.
+
+    Raises:
+        BlobError: the directory can't be made.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._fresh = root / "fresh"
+        with _named("the artifact store can't be opened", root):
+            self._fresh.mkdir(mode=0o700, parents=True, exist_ok=True)
+            root.chmod(0o700)
+            _remove_abandoned(self._fresh)
+
+    def put(self, data: bytes) -> str:
+        """Keeps bytes and returns their reference. When it returns they survive a power cut.
+
+        Raises:
+            BlobError: they can't be kept; nothing is.
+        """
+        view = memoryview(data)
+        return self._keep(view[start : start + CHUNK] for start in range(0, len(view), CHUNK))
+
+    def put_file(self, path: Path) -> str:
+        """Keeps the content of a file, in bounded memory, and returns its reference.
+
+        Raises:
+            BlobError: it can't be read or kept; nothing is.
+        """
+        with _named(f"`{path}` can't be kept as an artifact", self._root), path.open("rb") as source:
+            return self._keep(iter(lambda: source.read(CHUNK), b""))
+
+    def get(self, ref: str) -> bytes:
+        """Gives an artifact back, verified against its reference.
+
+        Raises:
+            BlobError: there is none, or its bytes have changed.
+        """
+        return b"".join(self._read(ref))
+
+    def has(self, ref: str) -> bool:
+        """Whether an artifact is there and its bytes are the ones that were kept. Reads all of it."""
+        try:
+            for _ in self._read(ref):
+                pass
+        except BlobError:
+            return False
+        return True
+
+    def _path(self, ref: str) -> Path:
+        if _REF.fullmatch(ref) is None:
+            raise BlobError(f"`{ref[:80]}` is not the reference of an artifact")
+        return self._root / ref[:2] / ref[2:]
+
+    def _keep(self, chunks: Iterable[bytes | memoryview]) -> str:
+        with _named("an artifact can't be kept", self._root):
+            handle, name = tempfile.mkstemp(dir=self._fresh)
+            temporary = Path(name)
+            try:
+                with os.fdopen(handle, "wb", buffering=CHUNK) as output:
+                    digest = hashlib.sha256()
+                    packer = zlib.compressobj(_LEVEL)
+                    for chunk in chunks:
+                        digest.update(chunk)
+                        output.write(packer.compress(chunk))
+                    output.write(packer.flush())
+                    output.flush()
+                    os.fsync(output.fileno())
+                ref = digest.hexdigest()
+                path = self._path(ref)
+                if path.parent.exists() and self.has(ref):
+                    temporary.unlink()
+                else:
+                    path.parent.mkdir(mode=0o700, exist_ok=True)
+                    temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            # Also for one that was there: whoever put it may have died before it came this far.
+            _fsync_directory(path.parent)
+            _fsync_directory(self._root)
+        return ref
+
+    def _read(self, ref: str) -> Iterator[bytes]:
+        """The bytes of an artifact; the last piece comes only if all of them are right."""
+        path = self._path(ref)
+        digest = hashlib.sha256()
+        unpacker = zlib.decompressobj()
+        changed = BlobError(f"artifact `{ref}` has changed on disk: restore `{path}` from a backup")
+        with _named(f"artifact `{ref}` can't be read", self._root), path.open("rb") as source:
+            while packed := source.read(CHUNK):
+                try:
+                    piece = unpacker.decompress(packed)
+                except zlib.error:
+                    raise changed from None
+                digest.update(piece)
+                yield piece
+        if not unpacker.eof or unpacker.unused_data or digest.hexdigest() != ref:
+            raise changed
+
+
+@contextlib.contextmanager
+def _named(what: str, root: Path) -> Generator[None]:
+    """Turns a failed file operation into the store's error."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise BlobError(f"{what}: `{error.filename}` does not exist") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise BlobError(f"{what}: no space is left on the file system of `{root}`: free some") from error
+        raise BlobError(f"{what}: {(error.strerror or str(error)).lower()} (`{root}`)") from error
+
+
+def _fsync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Removes what writers that died left half-written. Younger files may have a living writer."""
+    limit = time.time() - _ABANDONED_S
+    for entry in os.scandir(directory):
+        with contextlib.suppress(FileNotFoundError):
+            if entry.stat(follow_symlinks=False).st_mtime < limit:
+                Path(entry.path).unlink()

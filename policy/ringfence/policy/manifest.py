@@ -1,0 +1,158 @@
+"""Reads an agent's manifest: strict, all problems at once, each with its place and its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from ringfence.policy import sections
+from ringfence.policy.actions import applies
+from ringfence.policy.manifest_types import Approvals, Budgets, Manifest, Restart, Rules, Run, SandboxSpec
+from ringfence.policy.problems import ManifestError, Problem
+from ringfence.policy.reader import Fields, Reader, header
+from ringfence.policy.rules import Rule, parse_rule, rule_for, same_rule, select_rules
+from ringfence.policy.strict_yaml import Node
+from ringfence.policy.types import Verdict
+from ringfence.policy.units import Rate
+
+__all__ = [
+    "Manifest",
+    "ManifestError",
+    "Problem",
+    "Rate",
+    "Rule",
+    "parse_manifest",
+    "parse_rule",
+    "rule_for",
+    "same_rule",
+    "select_rules",
+]
+
+KEYS: Final = {
+    "": ("apiVersion", "kind", "metadata", "spec"),
+    "spec": (
+        "run",
+        "sandbox",
+        "permissions",
+        "delegates",
+        "serve",
+        "when",
+        "budgets",
+        "approvals",
+        "restart",
+        "schedule",
+        "priority",
+    ),
+    "permissions": ("roles", "allow", "ask", "deny"),
+    **sections.KEYS,
+}
+"""All keys of a manifest, by the mapping they stand in."""
+
+
+def parse_manifest(text: str, source: str = "manifest") -> Manifest:
+    """Read a manifest.
+
+    Args:
+        text: the file's text.
+        source: the file's name, for its problems.
+
+    Raises:
+        ManifestError: with every problem found, in the order of the file.
+    """
+    reader = Reader(source)
+    fields = header(reader, text, "Agent", ("metadata", "spec"))
+    name, labels = sections.read_metadata(reader, fields["metadata"][1] if "metadata" in fields else None)
+    spec: Fields = reader.mapping(fields["spec"][1], "spec", KEYS["spec"]) if "spec" in fields else {}
+    nodes = {key: value for key, (_, value) in spec.items()}
+    run = Run(command=())
+    if "run" in nodes:
+        run = sections.read_run(reader, nodes["run"])
+    elif "spec" in fields:
+        reader.wrong(fields["spec"][0], "`spec.run` is missing", "add `run: {command: [PROGRAM]}`")
+    rules, roles = _permissions(reader, nodes.get("permissions"))
+    for key, fix in _LATER.items():
+        if key in spec:
+            reader.unsupported(spec[key][0], f"`{key}`", fix)
+    manifest = Manifest(
+        name=name,
+        labels=labels,
+        run=run,
+        rules=rules,
+        roles=roles,
+        sandbox=sections.read_sandbox(reader, nodes["sandbox"]) if "sandbox" in nodes else SandboxSpec(),
+        delegates=sections.read_names(reader, nodes["delegates"], "spec.delegates")
+        if "delegates" in nodes
+        else (),
+        serve=sections.plain_value(nodes["serve"]) if "serve" in nodes else None,
+        when=sections.read_when(reader, nodes["when"]) if "when" in nodes else (),
+        budgets=sections.read_budgets(reader, nodes["budgets"]) if "budgets" in nodes else Budgets(),
+        approvals=sections.read_approvals(reader, nodes["approvals"])
+        if "approvals" in nodes
+        else Approvals(),
+        restart=sections.read_restart(reader, nodes["restart"]) if "restart" in nodes else Restart(),
+        schedule=sections.read_schedule(reader, nodes["schedule"]) if "schedule" in nodes else None,
+        priority=_priority(reader, nodes.get("priority")),
+        later=tuple(sorted(reader.later)),
+    )
+    reader.finish()
+    return manifest
+
+
+_LATER: Final = {
+    "delegates": "leave it out",
+    "serve": "leave it out",
+    "when": "leave it out, or deny the action",
+    "schedule": "leave it out, and submit the agent when it has to run",
+}
+"""Keys of `spec` that parse and that this release can't enforce, with what to do meanwhile."""
+
+
+def _priority(reader: Reader, node: Node | None) -> str:
+    return "normal" if node is None else reader.choice(node, "spec.priority", sections.PRIORITIES, "normal")
+
+
+def _permissions(reader: Reader, node: Node | None) -> tuple[Rules, tuple[str, ...]]:
+    if node is None:
+        return Rules(), ()
+    fields = reader.mapping(node, "spec.permissions", KEYS["permissions"])
+    roles = (
+        sections.read_names(reader, fields["roles"][1], "spec.permissions.roles") if "roles" in fields else ()
+    )
+    found: dict[Verdict, list[Rule]] = {}
+    start = 1
+    for verdict in (Verdict.ALLOW, Verdict.ASK, Verdict.DENY):
+        found[verdict] = []
+        if verdict.value in fields:
+            place = fields[verdict.value][1]
+            what = f"spec.permissions.{verdict}"
+            found[verdict] = reader.rules(place, what, verdict, "manifest", "r", start)
+            start += len(getattr(place, "items", ()))
+    rules = Rules(
+        allow=tuple(found[Verdict.ALLOW]), ask=tuple(found[Verdict.ASK]), deny=tuple(found[Verdict.DENY])
+    )
+    reader.problems.extend(never_matching((*rules.allow, *rules.ask), rules.deny))
+    return rules, roles
+
+
+def never_matching(permits: Sequence[Rule], denies: Sequence[Rule]) -> list[Problem]:
+    """Rules that can never have a say, since one deny covers all they match."""
+    problems: list[Problem] = []
+    for rule in permits:
+        deny = next((deny for deny in denies if covers(deny, rule)), None)
+        if deny is not None:
+            problems.append(
+                Problem(
+                    line=rule.line,
+                    column=rule.column,
+                    message=f"the rule `{rule.text}` can never match: `{deny.text}` on line {deny.line} denies all of it",
+                    fix="remove one of the two",
+                )
+            )
+    return problems
+
+
+def covers(deny: Rule, rule: Rule) -> bool:
+    """Whether a deny matches everything that another rule matches. Sound, not complete."""
+    if not applies(deny.action_pattern, rule.action_pattern, forbids=True):
+        return False
+    return all(any(mine.covers(theirs) for mine in deny.compiled()) for theirs in rule.compiled())

@@ -1,0 +1,155 @@
+"""What a manifest says, as values. Sizes in bytes, durations in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ringfence.policy.problems import Problem
+from ringfence.policy.rules import Rule
+from ringfence.policy.units import Rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What to start. `workspace` is as written, relative to the manifest; None: an empty one."""
+
+    command: tuple[str, ...]
+    workspace: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A read-only directory of the host inside the sandbox."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxSpec:
+    """Walls and limits of one agent. `backend` is None where the kernel's own choice holds."""
+
+    backend: str | None = None
+    workspace: str = "mediated"
+    memory_bytes: int = 256 << 20
+    pids: int = 64
+    cpu: float = 1.0
+    disk_bytes: int = 1 << 30
+    timeout_s: float = 7200.0
+    mounts: tuple[Mount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Rules by verdict, each in the order of the file."""
+
+    allow: tuple[Rule, ...] = ()
+    ask: tuple[Rule, ...] = ()
+    deny: tuple[Rule, ...] = ()
+
+    def __iter__(self) -> Iterator[Rule]:
+        yield from (*self.allow, *self.ask, *self.deny)
+
+    def __len__(self) -> int:
+        return len(self.allow) + len(self.ask) + len(self.deny)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One condition on facts.
+
+    Attributes:
+        action: action pattern it is about.
+        fact: the fact of `if`, such as `tainted`; empty where there is none.
+        then: verdict when the fact holds: `ask` or `deny`.
+        fresh_s: oldest that what it read may be; None where freshness isn't demanded.
+    """
+
+    action: str
+    fact: str = ""
+    then: str = ""
+    fresh_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """Quotas and budgets: rates by action pattern, totals by name, and the context window."""
+
+    rate: Mapping[str, Rate] = field(default_factory=dict[str, Rate])
+    total: Mapping[str, float] = field(default_factory=dict[str, float])
+    context_max_tokens: int | None = None
+    context_on_overflow: str = "refuse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Approvals:
+    """How long a parked call waits, and how long its process does."""
+
+    expire_s: float = 86400.0
+    linger_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """When a program is started again. `resume: own`: it resumes itself and gets no replay."""
+
+    policy: str = "on-failure"
+    max: int = 5
+    resume: str = "replay"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """When to run: a cron line in a time zone, or an interval."""
+
+    cron: str = ""
+    every_s: float | None = None
+    timezone: str = "UTC"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One agent as its author asks for it. Parsed, checked, immutable.
+
+    Attributes:
+        roles: roles of the kernel file that it takes.
+        delegates: agents that it may start with rights of their own.
+        serve: the `serve` section as plain values; None where there is none.
+    """
+
+    name: str
+    run: Run
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    sandbox: SandboxSpec = field(default_factory=SandboxSpec)
+    rules: Rules = field(default_factory=Rules)
+    roles: tuple[str, ...] = ()
+    delegates: tuple[str, ...] = ()
+    serve: object = None
+    when: tuple[Condition, ...] = ()
+    budgets: Budgets = field(default_factory=Budgets)
+    approvals: Approvals = field(default_factory=Approvals)
+    restart: Restart = field(default_factory=Restart)
+    schedule: Schedule | None = None
+    priority: str = "normal"
+    later: tuple[Problem, ...] = ()
+
+    @property
+    def allow(self) -> tuple[Rule, ...]:
+        """Rules that allow."""
+        return self.rules.allow
+
+    @property
+    def ask(self) -> tuple[Rule, ...]:
+        """Rules that ask."""
+        return self.rules.ask
+
+    @property
+    def deny(self) -> tuple[Rule, ...]:
+        """Rules that deny."""
+        return self.rules.deny
+
+    def unsupported(self) -> list[Problem]:
+        """What is well-formed but can't be enforced by this release; a kernel refuses such a manifest at submit."""
+        return list(self.later)

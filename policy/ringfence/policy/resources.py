@@ -1,0 +1,315 @@
+"""Resources that the operator declares: databases, HTTP targets and language models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from ringfence.policy import sections
+from ringfence.policy.canonical import canonical_url
+from ringfence.policy.matcher import compile_pattern
+from ringfence.policy.problems import PatternError
+from ringfence.policy.reader import Reader
+from ringfence.policy.strict_yaml import Items, Node, Scalar, Table
+
+KEYS: Final = {
+    "postgres": ("type", "dsn", "environment", "untrusted"),
+    "http": ("type", "base", "auth", "effects", "idempotency_header", "environment", "untrusted", "timeout"),
+    "llm": ("type", "base", "protocol", "models", "price", "auth", "environment", "untrusted", "timeout"),
+    "auth": ("bearer", "basic", "header"),
+    "basic": ("username", "password"),
+    "header": ("name", "value"),
+    "price": ("input", "output"),
+    "secret": ("secret",),
+}
+"""Keys of each mapping."""
+
+TYPES: Final = ("postgres", "http", "llm")
+METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "*")
+EFFECTS: Final = ("read", "write", "destroy", "external")
+PROTOCOLS: Final = ("openai",)
+_RESOURCE: Final = re.compile(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", re.ASCII)
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII)
+_OWN_HEADERS: Final = frozenset(
+    ("host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer")
+)
+_URL_DSN: Final = re.compile(r"postgres(ql)?://\S+")
+_MAX_PRICE: Final = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecretRef:
+    """The name of a secret that the kernel keeps. Never its value."""
+
+    secret: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auth:
+    """How to prove who we are to a resource.
+
+    Attributes:
+        scheme: `bearer`, `basic` or `header`.
+        value: the token, password or header value.
+        username: for `basic`.
+        header: header name, for `header`.
+    """
+
+    scheme: str
+    value: SecretRef
+    username: str = ""
+    header: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectDecl:
+    """What calls of one method on matching paths do. `path` is a pattern below the base; `effect` is in lower case."""
+
+    method: str
+    path: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceDecl:
+    """One resource that the operator declares. Fields of other types keep their defaults.
+
+    Attributes:
+        name: unique.
+        type: `postgres`, `http` or `llm`.
+        environment: a word such as `staging`, for people and conditions.
+        untrusted: whether what it answers taints an agent.
+        dsn: postgres: connection string, or the secret that holds it.
+        base: http and llm: canonical URL without trailing slash.
+        auth: http and llm: credential, None for none.
+        effects: http: in the order of the file, the first match counts.
+        idempotency_header: http: header that carries the effect id; empty where the target takes no key.
+        timeout_s: http and llm: longest wait for an answer.
+        protocol: llm.
+        models: llm: patterns of the model names it serves.
+        price_input: llm: US dollars for a million tokens read.
+        price_output: llm: the same for tokens written.
+    """
+
+    name: str
+    type: str
+    environment: str = ""
+    untrusted: bool = False
+    dsn: str | SecretRef = ""
+    base: str = ""
+    auth: Auth | None = None
+    effects: tuple[EffectDecl, ...] = ()
+    idempotency_header: str = ""
+    timeout_s: float = 30.0
+    protocol: str = "openai"
+    models: tuple[str, ...] = ()
+    price_input: float = 0.0
+    price_output: float = 0.0
+    line: int = field(default=0, compare=False)
+
+    def secrets(self) -> tuple[str, ...]:
+        """Names of the secrets it refers to."""
+        found = [
+            item.secret
+            for item in (self.dsn, self.auth.value if self.auth else "")
+            if isinstance(item, SecretRef)
+        ]
+        return tuple(found)
+
+
+def read_resource(reader: Reader, key: Scalar, node: Node) -> ResourceDecl | None:
+    """Read one declaration; None where not even its type is clear."""
+    if _RESOURCE.fullmatch(key.text) is None:
+        reader.wrong(
+            key,
+            f"`{key.text}` is no resource name",
+            "write lower-case letters, digits, `-` and `_`, a letter first",
+        )
+    if not isinstance(node, Table):
+        reader.wrong(
+            node, f"the resource `{key.text}` is no mapping", "write `{type: postgres, dsn: {secret: NAME}}`"
+        )
+        return None
+    types = [value for name, value in node.entries if name.text == "type"]
+    if not types:
+        reader.wrong(node, f"the resource `{key.text}` has no `type`", f"add one of: {', '.join(TYPES)}")
+        return None
+    kind = reader.choice(types[0], f"{key.text}.type", TYPES, "")
+    if not kind:
+        return None
+    fields = reader.mapping(node, f"the {kind} resource `{key.text}`", KEYS[kind])
+    nodes = {name: value for name, (_, value) in fields.items()}
+    base = ResourceDecl(
+        name=key.text,
+        type=kind,
+        environment=_optional_name(reader, nodes.get("environment"), f"{key.text}.environment"),
+        untrusted=reader.flag(nodes["untrusted"], f"{key.text}.untrusted") if "untrusted" in nodes else False,
+        timeout_s=reader.duration(nodes["timeout"], f"{key.text}.timeout", 30.0)
+        if "timeout" in nodes
+        else 30.0,
+        line=key.line,
+    )
+    if kind == "postgres":
+        return _postgres(reader, base, node, nodes)
+    base = replace(base, base=_base(reader, base, node, nodes), auth=_auth(reader, base, nodes.get("auth")))
+    return _http(reader, base, nodes) if kind == "http" else _llm(reader, base, nodes)
+
+
+def _optional_name(reader: Reader, node: Node | None, what: str) -> str:
+    return "" if node is None else sections.read_name(reader, node, what)
+
+
+def _postgres(reader: Reader, base: ResourceDecl, node: Node, nodes: Mapping[str, Node]) -> ResourceDecl:
+    if "dsn" not in nodes:
+        reader.wrong(node, f"the resource `{base.name}` has no `dsn`", "add `dsn: {secret: NAME}`")
+        return base
+    dsn = _text_or_secret(reader, nodes["dsn"], f"{base.name}.dsn")
+    if isinstance(dsn, str) and dsn and _URL_DSN.fullmatch(dsn) is None and "=" not in dsn:
+        # The text is not repeated: it may hold a password.
+        reader.wrong(
+            nodes["dsn"],
+            f"`{base.name}.dsn` is no connection string",
+            "write `postgresql://HOST/DATABASE` or `{secret: NAME}`",
+        )
+    return replace(base, dsn=dsn)
+
+
+def _text_or_secret(reader: Reader, node: Node, what: str) -> str | SecretRef:
+    return reader.text(node, what) or "" if isinstance(node, Scalar) else _secret(reader, node, what)
+
+
+def _secret(reader: Reader, node: Node, what: str) -> SecretRef:
+    if isinstance(node, Scalar):
+        # INVARIANT: what may be a credential is never repeated in a problem.
+        reader.wrong(
+            node,
+            f"`{what}` has to name a secret",
+            "write `{secret: NAME}` and keep it with `ringfence secrets set NAME`",
+        )
+        return SecretRef(secret="")
+    fields = reader.mapping(node, what, KEYS["secret"])
+    if "secret" not in fields:
+        reader.wrong(node, f"`{what}` names no secret", "write `{secret: NAME}`")
+        return SecretRef(secret="")
+    return SecretRef(secret=sections.read_name(reader, fields["secret"][1], f"{what}.secret"))
+
+
+def _base(reader: Reader, base: ResourceDecl, node: Node, nodes: Mapping[str, Node]) -> str:
+    if "base" not in nodes:
+        reader.wrong(node, f"the resource `{base.name}` has no `base`", 'add `base: "https://HOST/PATH"`')
+        return ""
+    text = reader.text(nodes["base"], f"{base.name}.base")
+    if text is None:
+        return ""
+    try:
+        url = canonical_url(text)
+    except PatternError as error:
+        reader.wrong(nodes["base"], f"`{base.name}.base`: {error.message}", error.fix)
+        return ""
+    if "?" in url or "#" in text:
+        reader.wrong(
+            nodes["base"], f"`{base.name}.base` has a query or a fragment", "write scheme, host and path only"
+        )
+    return url.rstrip("/")
+
+
+def _auth(reader: Reader, base: ResourceDecl, node: Node | None) -> Auth | None:
+    if node is None:
+        return None
+    what = f"{base.name}.auth"
+    fields = reader.mapping(node, what, KEYS["auth"])
+    if len(fields) != 1:
+        reader.wrong(
+            node,
+            f"`{what}` needs exactly one of: {', '.join(KEYS['auth'])}",
+            "write `{bearer: {secret: NAME}}`",
+        )
+        return None
+    scheme, (_, value) = next(iter(fields.items()))
+    if scheme == "bearer":
+        return Auth(scheme=scheme, value=_secret(reader, value, f"{what}.bearer"))
+    inner = reader.mapping(value, f"{what}.{scheme}", KEYS["basic" if scheme == "basic" else "header"])
+    name_key, value_key = ("username", "password") if scheme == "basic" else ("name", "value")
+    for wanted in (name_key, value_key):
+        if wanted not in inner:
+            reader.wrong(value, f"`{what}.{scheme}` has no `{wanted}`", f"add `{wanted}`")
+            return None
+    name = reader.text(inner[name_key][1], f"{what}.{scheme}.{name_key}") or ""
+    secret = _secret(reader, inner[value_key][1], f"{what}.{scheme}.{value_key}")
+    if scheme == "header":
+        _check_header(reader, inner[name_key][1], name)
+        return Auth(scheme=scheme, value=secret, header=name)
+    if ":" in name:
+        reader.wrong(inner[name_key][1], "a user name can't hold a colon", "write it without")
+    return Auth(scheme=scheme, value=secret, username=name)
+
+
+def _check_header(reader: Reader, node: Node, name: str) -> None:
+    if _HEADER.fullmatch(name) is None or name.lower() in _OWN_HEADERS:
+        reader.wrong(
+            node, f"`{name}` is no header that a resource can have", "write one such as `Idempotency-Key`"
+        )
+
+
+def _http(reader: Reader, base: ResourceDecl, nodes: Mapping[str, Node]) -> ResourceDecl:
+    effects: list[EffectDecl] = []
+    for key, value in (
+        reader.free_mapping(nodes["effects"], f"{base.name}.effects") if "effects" in nodes else ()
+    ):
+        method, path = _effect_key(reader, key)
+        effect = reader.choice(value, f"{base.name}.effects", EFFECTS, "external")
+        effects.append(EffectDecl(method=method, path=path, effect=effect))
+    header = ""
+    if "idempotency_header" in nodes:
+        header = reader.text(nodes["idempotency_header"], f"{base.name}.idempotency_header") or ""
+        if header:
+            _check_header(reader, nodes["idempotency_header"], header)
+    return replace(base, effects=tuple(effects), idempotency_header=header)
+
+
+def _effect_key(reader: Reader, key: Scalar) -> tuple[str, str]:
+    method, space, path = key.text.partition(" ")
+    if not space or method not in METHODS or not path.startswith("/"):
+        reader.wrong(
+            key, f"`{key.text}` is no method and path", 'write `"POST /pay"`, `"DELETE /**"` or `"* /**"`'
+        )
+        return method, path
+    try:
+        compile_pattern("url", f"http://a{path}")
+    except PatternError as error:
+        reader.wrong(key, error.message, error.fix)
+    if "?" in path:
+        reader.wrong(key, "an effect can't depend on a query", "write the path alone")
+    return method, path
+
+
+def _llm(reader: Reader, base: ResourceDecl, nodes: Mapping[str, Node]) -> ResourceDecl:
+    models: list[str] = []
+    for item in reader.items(nodes["models"], f"{base.name}.models") if "models" in nodes else ():
+        text = reader.text(item, f"{base.name}.models")
+        try:
+            models.append(compile_pattern("name", text).text if text else "")
+        except PatternError as error:
+            reader.wrong(item, error.message, error.fix)
+    if "models" in nodes and isinstance(nodes["models"], Items) and not nodes["models"].items:
+        reader.wrong(
+            nodes["models"], f"`{base.name}.models` is empty, so it serves nothing", 'write `models: ["*"]`'
+        )
+    price = {"input": 0.0, "output": 0.0}
+    if "price" in nodes:
+        for name, (_, value) in reader.mapping(nodes["price"], f"{base.name}.price", KEYS["price"]).items():
+            price[name] = reader.number(value, f"{base.name}.price.{name}", 0, _MAX_PRICE, 0.0)
+    protocol = (
+        reader.choice(nodes["protocol"], f"{base.name}.protocol", PROTOCOLS, "openai")
+        if "protocol" in nodes
+        else "openai"
+    )
+    return replace(
+        base,
+        models=tuple(models) or ("*",),
+        protocol=protocol,
+        price_input=price["input"],
+        price_output=price["output"],
+    )

@@ -1,0 +1,356 @@
+"""Readers of the sections of a manifest; the kernel file shares some of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from ringfence.policy.actions import check_action
+from ringfence.policy.manifest_types import (
+    Approvals,
+    Budgets,
+    Condition,
+    Mount,
+    Restart,
+    Run,
+    SandboxSpec,
+    Schedule,
+)
+from ringfence.policy.problems import PatternError
+from ringfence.policy.reader import Reader
+from ringfence.policy.strict_yaml import Items, Node, Scalar
+from ringfence.policy.units import Rate
+
+KEYS: Final = {
+    "metadata": ("name", "labels"),
+    "run": ("command", "workspace", "env"),
+    "sandbox": ("backend", "workspace", "memory", "pids", "cpu", "disk", "timeout", "mounts"),
+    "mount": ("source", "target"),
+    "when": ("action", "if", "then", "require"),
+    "require": ("fresh",),
+    "budgets": ("rate", "total", "context"),
+    "context": ("max_tokens", "on_overflow"),
+    "approvals": ("expire", "linger"),
+    "restart": ("policy", "max", "resume"),
+    "schedule": ("cron", "every", "timezone"),
+}
+"""Keys of each section's mapping."""
+
+TOTALS: Final = ("calls", "tokens", "usd", "destructive")
+BACKENDS: Final = ("native", "docker", "kubernetes")
+PRIORITIES: Final = ("low", "normal", "high")
+RESTARTS: Final = ("never", "on-failure", "always")
+FACTS: Final = ("tainted",)
+_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
+_LABEL_KEY: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,125}[A-Za-z0-9])?", re.ASCII)
+_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
+_CRON_FIELD: Final = re.compile(r"[0-9A-Za-z*,/-]{1,64}", re.ASCII)
+_CRON_FIELDS: Final = 5
+_ZONE: Final = re.compile(r"[A-Za-z0-9_+-]{1,32}(/[A-Za-z0-9_+-]{1,32}){0,2}", re.ASCII)
+_MAX_ENTRIES: Final = 256
+_MIN_MEMORY: Final = 16 << 20
+_MIN_DISK: Final = 1 << 20
+_MAX_PIDS: Final = 32768
+_MAX_CPU: Final = 1024
+_MAX_RESTARTS: Final = 1000
+
+
+def read_name(reader: Reader, node: Node, what: str) -> str:
+    """A name of an agent, role, resource or secret; empty on a problem."""
+    name = reader.text(node, what)
+    if name is None:
+        return ""
+    if _NAME.fullmatch(name) is None:
+        reader.wrong(
+            node,
+            f"`{name}` is no name",
+            "write up to 63 letters, digits, `.`, `-` and `_`, with a letter or digit at its ends",
+        )
+        return ""
+    return name
+
+
+def read_names(reader: Reader, node: Node, what: str) -> tuple[str, ...]:
+    """A list of names without repetition."""
+    names: list[str] = []
+    for item in reader.items(node, what):
+        name = read_name(reader, item, what)
+        if name in names and name:
+            reader.wrong(item, f"`{name}` is there twice", "keep one")
+        elif name:
+            names.append(name)
+    return tuple(names)
+
+
+def read_metadata(reader: Reader, node: Node | None) -> tuple[str, Mapping[str, str]]:
+    """Name and labels. A missing section was noted already."""
+    if node is None:
+        return "", {}
+    fields = reader.mapping(node, "metadata", KEYS["metadata"])
+    if "name" in fields:
+        name = read_name(reader, fields["name"][1], "metadata.name")
+    else:
+        name = ""
+        reader.wrong(node, "`metadata.name` is missing", "add `name: NAME`")
+    labels: dict[str, str] = {}
+    for key, value in (
+        reader.free_mapping(fields["labels"][1], "metadata.labels") if "labels" in fields else ()
+    ):
+        if _LABEL_KEY.fullmatch(key.text) is None:
+            reader.wrong(key, f"`{key.text}` is no label", "write letters, digits, `.`, `-`, `_` and `/`")
+        text = reader.loose_text(value, f"metadata.labels.{key.text}")
+        labels[key.text] = text or ""
+    return name, labels
+
+
+def read_run(reader: Reader, node: Node) -> Run:
+    """What to start."""
+    fields = reader.mapping(node, "spec.run", KEYS["run"])
+    command: list[str] = []
+    if "command" not in fields:
+        reader.wrong(node, "`spec.run.command` is missing", "add `command: [PROGRAM, ARGUMENT]`")
+    else:
+        place = fields["command"][1]
+        items = reader.items(place, "spec.run.command")
+        for index, item in enumerate(items):
+            text = reader.loose_text(item, f"spec.run.command[{index}]")
+            command.append(text or "")
+            if not index and text == "":
+                reader.wrong(item, "the program is empty", "write a program, such as `python`")
+        if not items:
+            reader.wrong(place, "`spec.run.command` names no program", "write `command: [PROGRAM, ARGUMENT]`")
+    workspace = reader.text(fields["workspace"][1], "spec.run.workspace") if "workspace" in fields else None
+    return Run(
+        command=tuple(command),
+        workspace=workspace,
+        env=_read_env(reader, fields["env"][1]) if "env" in fields else {},
+    )
+
+
+def _read_env(reader: Reader, node: Node) -> dict[str, str]:
+    env: dict[str, str] = {}
+    entries = reader.free_mapping(node, "spec.run.env")
+    if len(entries) > _MAX_ENTRIES:
+        reader.wrong(
+            node, f"`spec.run.env` has {len(entries)} entries", f"at most {_MAX_ENTRIES} are accepted"
+        )
+    for key, value in entries:
+        if _ENV_NAME.fullmatch(key.text) is None:
+            reader.wrong(
+                key, f"`{key.text}` is no name of an environment variable", "write letters, digits and `_`"
+            )
+        if key.text.upper().startswith("RINGFENCE_"):
+            reader.wrong(
+                key,
+                f"`{key.text}` is set by the kernel",
+                "choose a name that does not begin with `RINGFENCE_`",
+            )
+        text = reader.loose_text(value, f"spec.run.env.{key.text}")
+        env[key.text] = text or ""
+    return env
+
+
+def read_sandbox(reader: Reader, node: Node, what: str = "spec.sandbox") -> SandboxSpec:
+    """Walls and limits."""
+    fields = reader.mapping(node, what, KEYS["sandbox"])
+    nodes = {key: value for key, (_, value) in fields.items()}
+    base = SandboxSpec()
+    backend = (
+        reader.choice(nodes["backend"], f"{what}.backend", BACKENDS, "native") if "backend" in nodes else None
+    )
+    if backend not in {None, "native"}:
+        reader.unsupported(nodes["backend"], f"the sandbox backend `{backend}`", "write `backend: native`")
+    workspace = base.workspace
+    if "workspace" in nodes:
+        workspace = reader.choice(nodes["workspace"], f"{what}.workspace", ("mediated", "direct"), workspace)
+        if workspace == "direct":
+            reader.unsupported(nodes["workspace"], "`workspace: direct`", "write `workspace: mediated`")
+    mounts = _read_mounts(reader, nodes["mounts"], f"{what}.mounts") if "mounts" in nodes else ()
+    if mounts:
+        reader.unsupported(
+            nodes["mounts"], "`sandbox.mounts`", "copy what the agent needs into its workspace"
+        )
+    memory, disk, timeout = base.memory_bytes, base.disk_bytes, base.timeout_s
+    if "memory" in nodes:
+        memory = reader.size(nodes["memory"], f"{what}.memory", _MIN_MEMORY, memory)
+    if "disk" in nodes:
+        disk = reader.size(nodes["disk"], f"{what}.disk", _MIN_DISK, disk)
+    if "timeout" in nodes:
+        timeout = reader.duration(nodes["timeout"], f"{what}.timeout", timeout)
+    pids = (
+        reader.integer(nodes["pids"], f"{what}.pids", 1, _MAX_PIDS, base.pids)
+        if "pids" in nodes
+        else base.pids
+    )
+    cpu = reader.number(nodes["cpu"], f"{what}.cpu", 0.01, _MAX_CPU, base.cpu) if "cpu" in nodes else base.cpu
+    return SandboxSpec(
+        backend=backend,
+        workspace=workspace,
+        memory_bytes=memory,
+        pids=pids,
+        cpu=cpu,
+        disk_bytes=disk,
+        timeout_s=timeout,
+        mounts=mounts,
+    )
+
+
+def _read_mounts(reader: Reader, node: Node, what: str) -> tuple[Mount, ...]:
+    mounts: list[Mount] = []
+    for item in reader.items(node, what):
+        fields = reader.mapping(item, what, KEYS["mount"])
+        found: dict[str, str] = {}
+        for key in KEYS["mount"]:
+            if key not in fields:
+                reader.wrong(
+                    item, f"a mount has no `{key}`", "write `{source: /DIRECTORY, target: /DIRECTORY}`"
+                )
+                continue
+            path = reader.text(fields[key][1], f"{what}.{key}")
+            if path is not None and (not path.startswith("/") or ".." in path.split("/")):
+                reader.wrong(
+                    fields[key][1], f"`{path}` is no absolute path", "write it from `/`, without `..`"
+                )
+            found[key] = path or ""
+        mounts.append(Mount(source=found.get("source", ""), target=found.get("target", "")))
+    return tuple(mounts)
+
+
+def _read_action(reader: Reader, node: Node, what: str) -> str:
+    action = reader.text(node, what)
+    if action is None:
+        return ""
+    try:
+        check_action(action)
+    except PatternError as error:
+        reader.wrong(node, error.message, error.fix)
+        return ""
+    return action
+
+
+def read_when(reader: Reader, node: Node) -> tuple[Condition, ...]:
+    """Conditions on facts."""
+    return tuple(_read_condition(reader, item) for item in reader.items(node, "spec.when"))
+
+
+def _read_condition(reader: Reader, node: Node) -> Condition:
+    fields = reader.mapping(node, "spec.when", KEYS["when"])
+    nodes = {key: value for key, (_, value) in fields.items()}
+    action, fact, then, fresh = "", "", "", None
+    if "action" in nodes:
+        action = _read_action(reader, nodes["action"], "spec.when.action")
+    else:
+        reader.wrong(node, "a condition has no `action`", "add `action: ACTION`")
+    if "if" in nodes:
+        fact = reader.choice(nodes["if"], "spec.when.if", FACTS, "")
+    if "then" in nodes:
+        then = reader.choice(nodes["then"], "spec.when.then", ("ask", "deny"), "")
+    if "require" in nodes:
+        require = reader.mapping(nodes["require"], "spec.when.require", KEYS["require"])
+        if "fresh" in require:
+            fresh = reader.duration(require["fresh"][1], "spec.when.require.fresh", 1.0)
+        else:
+            reader.wrong(nodes["require"], "`require` demands nothing", "write `require: {fresh: 15m}`")
+    if ("if" in nodes) != ("then" in nodes) or ("if" in nodes) == ("require" in nodes):
+        reader.wrong(
+            node,
+            "a condition has either `if` and `then`, or `require`",
+            "write `{action: A, if: tainted, then: ask}`",
+        )
+    return Condition(action=action, fact=fact, then=then, fresh_s=fresh)
+
+
+def read_budgets(reader: Reader, node: Node, what: str = "spec.budgets") -> Budgets:
+    """Quotas and budgets."""
+    fields = reader.mapping(node, what, KEYS["budgets"])
+    rates: dict[str, Rate] = {}
+    for key, value in reader.free_mapping(fields["rate"][1], f"{what}.rate") if "rate" in fields else ():
+        action = _read_action(reader, key, f"{what}.rate")
+        rate = reader.rate(value, f"{what}.rate.{key.text}")
+        if action and rate is not None:
+            rates[action] = rate
+    totals: dict[str, float] = {}
+    if "total" in fields:
+        for key, (_, value) in reader.mapping(fields["total"][1], f"{what}.total", TOTALS).items():
+            totals[key] = reader.count(value, f"{what}.total.{key}", 0.0)
+            if key != "usd" and totals[key] != int(totals[key]):
+                reader.wrong(value, f"`{what}.total.{key}` is not a whole number", "write a whole number")
+    tokens, overflow = None, "refuse"
+    if "context" in fields:
+        place, context = fields["context"]
+        inner = reader.mapping(context, f"{what}.context", KEYS["context"])
+        if "max_tokens" in inner:
+            tokens = int(reader.count(inner["max_tokens"][1], f"{what}.context.max_tokens", 1.0))
+        else:
+            reader.wrong(context, f"`{what}.context.max_tokens` is missing", "add `max_tokens: 128k`")
+        if "on_overflow" in inner:
+            choices = ("page", "refuse")
+            overflow = reader.choice(
+                inner["on_overflow"][1], f"{what}.context.on_overflow", choices, overflow
+            )
+        reader.unsupported(place, "`budgets.context`", "leave it out")
+    return Budgets(rate=rates, total=totals, context_max_tokens=tokens, context_on_overflow=overflow)
+
+
+def read_approvals(reader: Reader, node: Node) -> Approvals:
+    """How long parked calls wait."""
+    fields = reader.mapping(node, "spec.approvals", KEYS["approvals"])
+    base = Approvals()
+    expire, linger = base.expire_s, base.linger_s
+    if "expire" in fields:
+        expire = reader.duration(fields["expire"][1], "spec.approvals.expire", expire)
+    if "linger" in fields:
+        linger = reader.duration(fields["linger"][1], "spec.approvals.linger", linger)
+    return Approvals(expire_s=expire, linger_s=linger)
+
+
+def read_restart(reader: Reader, node: Node) -> Restart:
+    """When to start again."""
+    fields = reader.mapping(node, "spec.restart", KEYS["restart"])
+    base = Restart()
+    policy, most, resume = base.policy, base.max, base.resume
+    if "policy" in fields:
+        policy = reader.choice(fields["policy"][1], "spec.restart.policy", RESTARTS, policy)
+    if "max" in fields:
+        most = reader.integer(fields["max"][1], "spec.restart.max", 0, _MAX_RESTARTS, most)
+    if "resume" in fields:
+        resume = reader.choice(fields["resume"][1], "spec.restart.resume", ("replay", "own"), resume)
+        if resume == "own":
+            reader.unsupported(
+                fields["resume"][1], "`resume: own`", "leave it out: the program is resumed by replay"
+            )
+    return Restart(policy=policy, max=most, resume=resume)
+
+
+def read_schedule(reader: Reader, node: Node) -> Schedule:
+    """When to run."""
+    fields = reader.mapping(node, "spec.schedule", KEYS["schedule"])
+    cron, every, zone = "", None, "UTC"
+    if "cron" in fields:
+        cron = reader.text(fields["cron"][1], "spec.schedule.cron") or ""
+        words = cron.split()
+        if cron and (len(words) != _CRON_FIELDS or not all(map(_CRON_FIELD.fullmatch, words))):
+            reader.wrong(
+                fields["cron"][1], f"`{cron}` is no cron line", 'write five fields, such as `"30 2 * * *"`'
+            )
+    if "every" in fields:
+        every = reader.duration(fields["every"][1], "spec.schedule.every", 60.0)
+    if "timezone" in fields:
+        zone = reader.text(fields["timezone"][1], "spec.schedule.timezone") or "UTC"
+        if _ZONE.fullmatch(zone) is None:
+            reader.wrong(
+                fields["timezone"][1], f"`{zone}` is no time zone", "write one such as `Europe/Berlin`"
+            )
+    if ("cron" in fields) == ("every" in fields):
+        reader.wrong(node, "a schedule has either `cron` or `every`", 'write `cron: "30 2 * * *"`')
+    return Schedule(cron=cron, every_s=every, timezone=zone)
+
+
+def plain_value(node: Node) -> object:
+    """The value of a node as plain JSON-like data."""
+    if isinstance(node, Scalar):
+        return node.value
+    if isinstance(node, Items):
+        return [plain_value(item) for item in node.items]
+    return {key.text: plain_value(value) for key, value in node.entries}

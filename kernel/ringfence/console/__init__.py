@@ -1,0 +1,1 @@
+"""The operator's side: the command line and what it needs."""

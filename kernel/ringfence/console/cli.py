@@ -1,0 +1,112 @@
+"""The command line: `ringfence`, short `rf`."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+from ringfence.console import (
+    commands_agents,
+    commands_audit,
+    commands_doctor,
+    commands_kernel,
+    commands_output,
+    commands_policy,
+    commands_rights,
+    commands_secrets,
+    commands_submit,
+    commands_undo,
+)
+from ringfence.console.guard import Guard
+from ringfence.console.session import Branch, global_options
+from ringfence.kernel.config import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SECTIONS: dict[str, tuple[str, ...]] = {
+    "The kernel": ("up", "down", "status", "doctor", "reload", "secrets"),
+    "Agents": ("submit", "ps", "show", "logs", "steps", "pause", "resume", "start", "kill", "pull"),
+    "What they may do": ("grant", "revoke", "policy"),
+    "Undo and settle": ("points", "rollback", "diff", "resolve"),
+    "Evidence": ("audit", "demo"),
+}
+_HELP = """Run agents in sandboxes behind a policy-checked, journaled, reversible syscall layer.
+
+A first run: `ringfence up --detach`, `ringfence submit agent.yaml --wait`, `ringfence steps AGENT`.
+Every command takes --json; exit codes are in docs/commands.md."""
+
+
+class Root(click.Group):
+    """The root command. However it ends: a code of the contract, and an error is a line on standard error."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> NoReturn:
+        """Run a command line and exit the process with its code."""
+        del standalone_mode, windows_expand_args
+        with Guard() as guard:
+            given = list(sys.argv[1:] if args is None else args) or ["--help"]
+            code = super().main(given, prog_name, complete_var, standalone_mode=False, **extra)
+            guard.code = code if isinstance(code, int) else 0
+            sys.stdout.flush()
+        sys.exit(guard.code)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by what they are for."""
+        for title, names in _SECTIONS.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, command.get_short_help_str(66)) for name, command in found if command]
+                )
+
+
+def build() -> Root:
+    """Put the command tree together."""
+    tree = Root(
+        "ringfence",
+        help=_HELP,
+        params=global_options(envvar="RINGFENCE_DATA"),
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        no_args_is_help=False,
+    )
+    tree = click.version_option(VERSION, prog_name="ringfence", message="%(prog)s %(version)s")(tree)
+    for module in (
+        commands_kernel,
+        commands_doctor,
+        commands_submit,
+        commands_agents,
+        commands_output,
+        commands_rights,
+        commands_undo,
+        commands_audit,
+    ):
+        module.commands.attach(tree)
+    policy = Branch("policy", about="Check manifests; ask what a call would get, and why.")
+    commands_policy.commands.attach(policy)
+    tree.add_command(policy)
+    secrets = Branch("secrets", about="Values kept by the kernel: never shown, never inside a sandbox.")
+    commands_secrets.commands.attach(secrets)
+    tree.add_command(secrets)
+    return tree
+
+
+root = build()
+
+
+def main() -> NoReturn:
+    """Entry point of `ringfence` and `rf`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that can't show a letter is no reason to fail.
+            stream.reconfigure(errors="backslashreplace")
+    root.main()

@@ -1,0 +1,250 @@
+"""Commands about agents: ps, show, pause, resume, start, kill."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import click
+from ringfence.console import render
+from ringfence.console.documents import record, records
+from ringfence.console.durations import count, span
+from ringfence.console.errors import ExitCode
+from ringfence.console.render import Column
+from ringfence.console.session import Commands, Session
+from ringfence.console.text import safe
+
+commands = Commands()
+
+_PS = (
+    Column(title="ID"),
+    Column(title="NAME", flex=True),
+    Column(title="STATE"),
+    Column(title="PROCESS"),
+    Column(title="STEPS", right=True),
+    Column(title="TOKENS", right=True),
+    Column(title="USD", right=True),
+    Column(title="AGE", right=True),
+    Column(title="WAITING FOR", flex=True),
+)
+
+
+@commands.add("ps", "ringfence ps --all", "ringfence ps --json | jq -r '.[].id'")
+@click.option("--all", "everything", is_flag=True, help="Also agents that ended.")
+def ps(session: Session, everything: bool) -> int:
+    """List agents: state, steps, tokens, cost, age, what they wait for."""
+    agents = records(session.client().call("List", all=everything), "agents")
+    if session.as_json:
+        render.emit(agents)
+    elif agents:
+        render.table(_PS, [_ps_row(agent) for agent in agents])
+    else:
+        render.note(
+            "no agents; start one with: ringfence submit MANIFEST"
+            if everything
+            else "no live agents; see those that ended with: ringfence ps --all"
+        )
+    return ExitCode.OK
+
+
+@commands.add("show", "ringfence show invoice-bot", "ringfence show invoice-bot --json | jq .grants")
+@click.argument("agent")
+def show(session: Session, agent: str) -> int:
+    """Show one agent: rules, grants, budgets left, checkpoint, sandbox."""
+    document = session.client().call("Show", agent=agent)
+    if session.as_json:
+        render.emit(document)
+    else:
+        _show(document)
+    return ExitCode.OK
+
+
+@commands.add("pause", "ringfence pause invoice-bot")
+@click.argument("agent")
+def pause(session: Session, agent: str) -> int:
+    """Freeze the agent's process; `resume` goes on where it stood."""
+    return _act(session, "Pause", agent)
+
+
+@commands.add("resume", "ringfence resume invoice-bot")
+@click.argument("agent")
+def resume(session: Session, agent: str) -> int:
+    """Let a paused agent go on."""
+    return _act(session, "Resume", agent)
+
+
+@commands.add("start", "ringfence start invoice-bot")
+@click.argument("agent")
+def start(session: Session, agent: str) -> int:
+    """Start an agent again: after failed, killed or a rollback.
+
+    It continues: calls already answered return their recorded outcome without running again.
+    """
+    return _act(session, "Start", agent)
+
+
+@commands.add("kill", "ringfence kill invoice-bot")
+@click.argument("agent")
+def kill(session: Session, agent: str) -> int:
+    """End the agent's whole process tree; returns when it is gone."""
+    return _act(session, "Kill", agent)
+
+
+def _act(session: Session, method: str, agent: str) -> int:
+    document = session.client().call(method, agent=agent)
+    if session.as_json:
+        render.emit(document)
+    else:
+        state = safe(document.get("state", ""))
+        render.say(f"{safe(document.get('name') or document.get('id') or agent)}: {render.coloured(state)}")
+    return ExitCode.OK
+
+
+def _ps_row(agent: Mapping[str, Any]) -> Sequence[str]:
+    return (
+        safe(agent["id"]),
+        safe(agent.get("name", "")),
+        safe(agent.get("state", "")),
+        safe(agent.get("process", "")),
+        count(agent.get("steps") or 0),
+        count(agent.get("tokens") or 0),
+        f"{agent.get('cost_usd') or 0:.2f}",
+        span(agent.get("age_ms") or 0),
+        safe(agent.get("waiting_for") or ""),
+    )
+
+
+def _show(document: Mapping[str, Any]) -> None:
+    sandbox = record(document, "sandbox")
+    render.facts(
+        [
+            ("id", document.get("id")),
+            ("name", document.get("name")),
+            ("state", document.get("state")),
+            ("process", document.get("process")),
+            ("waiting for", document.get("waiting_for")),
+            ("error", document.get("error")),
+            ("exit code", document.get("exit_code")),
+            ("restarts", document.get("restarts")),
+            ("thread", document.get("thread")),
+            ("branch", document.get("branch")),
+            ("steps", document.get("steps")),
+            ("age", span(document["age_ms"]) if document.get("age_ms") is not None else None),
+            ("workspace", document.get("workspace")),
+            ("manifest", _manifest_line(document.get("manifest"))),
+            ("sandbox", sandbox.get("backend")),
+            ("checkpoint", _checkpoint_line(record(document, "checkpoint"))),
+        ]
+    )
+    _rules(records(document, "rules"))
+    _grants(records(document, "grants"))
+    _budgets(records(document, "budgets"))
+    _walls(records(sandbox, "walls"))
+
+
+def _manifest_line(manifest: object) -> str:
+    """One line about the manifest, which may be its text or facts about it."""
+    if isinstance(manifest, Mapping):
+        facts = cast("Mapping[str, Any]", manifest)
+        return ", ".join(
+            f"{key} {value}"
+            for key, value in facts.items()
+            if isinstance(value, str | int) and "\n" not in str(value)
+        )
+    text = str(manifest or "")
+    return f"{len(text.splitlines())} lines; see it with --json" if "\n" in text else text
+
+
+def _checkpoint_line(checkpoint: Mapping[str, Any]) -> str:
+    if not checkpoint:
+        return "none"
+    return f"step {checkpoint.get('step')}, schema {checkpoint.get('schema_version')}"
+
+
+def print_rules(rules: Sequence[Mapping[str, Any]]) -> None:
+    """Print rules in force as a table."""
+    render.table(
+        (
+            Column(title="RULE"),
+            Column(title="VERDICT"),
+            Column(title="TEXT", flex=True),
+            Column(title="FROM", flex=True),
+        ),
+        [[safe(rule.get(key, "")) for key in ("id", "verdict", "text", "origin")] for rule in rules],
+    )
+
+
+def _rules(rules: Sequence[Mapping[str, Any]]) -> None:
+    if rules:
+        render.say()
+        print_rules(rules)
+
+
+def _grants(grants: Sequence[Mapping[str, Any]]) -> None:
+    if not grants:
+        return
+    render.say()
+    columns = (
+        Column(title="GRANT"),
+        Column(title="VERDICT"),
+        Column(title="RULE", flex=True),
+        Column(title="FROM", flex=True),
+        Column(title="LEFT"),
+        Column(title="STATE", flex=True),
+    )
+    render.table(columns, [_grant_row(grant) for grant in grants])
+
+
+def _grant_row(grant: Mapping[str, Any]) -> Sequence[str]:
+    if grant.get("revoked_at"):
+        state = f"revoked {grant['revoked_at']}"
+    elif grant.get("expires_at"):
+        state = f"until {grant['expires_at']}"
+    else:
+        state = "in force"
+    left = "any" if grant.get("uses_left") is None else str(grant["uses_left"])
+    return [
+        safe(cell)
+        for cell in (
+            grant.get("id"),
+            grant.get("verdict"),
+            grant.get("rule"),
+            grant.get("origin"),
+            left,
+            state,
+        )
+    ]
+
+
+def _budgets(budgets: Sequence[Mapping[str, Any]]) -> None:
+    if not budgets:
+        return
+    render.say()
+    columns = (
+        Column(title="BUDGET", flex=True),
+        Column(title="KIND"),
+        Column(title="LIMIT", right=True),
+        Column(title="USED", right=True),
+        Column(title="LEFT", right=True),
+    )
+    rows = [
+        [safe(_plain(budget.get(key))) for key in ("name", "kind", "limit", "used", "left")]
+        for budget in budgets
+    ]
+    render.table(columns, rows)
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def _walls(walls: Sequence[Mapping[str, Any]]) -> None:
+    if not walls:
+        return
+    render.say()
+    columns = (Column(title="WALL"), Column(title="STATE"), Column(title="DETAIL", flex=True))
+    rows = [
+        [safe(wall.get("name", "")), "ok" if wall.get("ok") else "missing", safe(wall.get("detail", ""))]
+        for wall in walls
+    ]
+    render.table(columns, rows)

@@ -1,0 +1,153 @@
+"""`audit`: the evidence, its export, and the check of its chains."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+from ringfence.console import render
+from ringfence.console.documents import as_record
+from ringfence.console.durations import parse_time
+from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
+from ringfence.console.render import Column, RunningTable
+from ringfence.console.session import Commands, Session
+from ringfence.console.text import safe, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+commands = Commands()
+
+_AUDIT = (
+    Column(title="TIME", minimum=19),
+    Column(title="STEP", right=True, minimum=5),
+    Column(title="KIND", minimum=8),
+    Column(title="ACTION", minimum=13),
+    Column(title="VERDICT", minimum=7),
+    Column(title="OUTCOME", minimum=9),
+    Column(title="RESOURCE", flex=True),
+)
+
+
+@commands.add(
+    "audit",
+    "ringfence audit invoice-bot --since 1h",
+    "ringfence audit --export evidence.jsonl",
+    "ringfence audit verify",
+    "ringfence audit verify evidence.jsonl",
+)
+@click.argument("words", nargs=-1, metavar="[AGENT | verify [FILE]]")
+@click.option("--since", metavar="TIME", help="Only later records: RFC 3339, or how long ago, such as 1h.")
+@click.option(
+    "--export", "export", type=click.Path(path_type=Path), metavar="FILE", help="Write them to a file."
+)
+def audit(session: Session, words: tuple[str, ...], since: str | None, export: Path | None) -> int:
+    """Show the evidence, or check its chains and anchors.
+
+    `verify FILE` checks an exported file and needs no kernel. A broken chain: exit 1, its first bad record.
+    """
+    if words[:1] == ("verify",):
+        if since or export:
+            raise ConsoleError(
+                "`audit verify` checks whole chains; leave out `--since` and `--export`", ExitCode.USAGE
+            )
+        return _verify(session, words[1:])
+    if len(words) > 1:
+        raise ConsoleError(
+            "`audit` takes one agent, or `verify [FILE]`; see `ringfence audit --help`", ExitCode.USAGE
+        )
+    try:
+        moment = parse_time(since) if since else ""
+    except ValueError as error:
+        raise ConsoleError(str(error), ExitCode.USAGE) from None
+    documents = session.client().documents("Audit", agent=words[0] if words else "", since=moment)
+    if export is not None:
+        return _export(session, documents, export)
+    if session.as_json:
+        render.emit_array(documents)
+        return ExitCode.OK
+    table = RunningTable(_AUDIT)
+    for document in documents:
+        table.add(_row(document))
+    table.start()
+    return ExitCode.OK
+
+
+def _verify(session: Session, files: tuple[str, ...]) -> int:
+    if len(files) > 1:
+        raise ConsoleError("`audit verify` takes one file; see `ringfence audit --help`", ExitCode.USAGE)
+    report = _verify_file(Path(files[0])) if files else session.client().call("AuditVerify")
+    if session.as_json:
+        render.emit(report)
+        return ExitCode.OK if report.get("ok") is True else ExitCode.UNWELL
+    counted = ", ".join(
+        f"{report[key]} {key}" for key in ("rows", "chains", "anchors") if report.get(key) is not None
+    )
+    # Anything but a plain yes is a no.
+    if report.get("ok") is True:
+        render.say(f"ok: {counted}")
+        return ExitCode.OK
+    raise ConsoleError(
+        f"the audit chain is broken: {_bad_record(report.get('first_bad'))}; checked {counted}"
+    )
+
+
+def _verify_file(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConsoleError(
+            f"`{path}` is not a file; export one with: ringfence audit --export FILE", ExitCode.USAGE
+        )
+    audit_module = import_module("ringfence.kernel.journal.audit")
+    return cast("dict[str, Any]", audit_module.verify_file(path))
+
+
+def _export(session: Session, documents: Iterable[Mapping[str, Any]], target: Path) -> int:
+    """Write records as JSON lines. The file appears when it is whole, and only its owner may read it."""
+    rows = 0
+    target = target.absolute()
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+    except OSError as error:
+        raise _unwritable(target, error) from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            for document in documents:
+                file.write(to_json(document) + "\n")
+                rows += 1
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(target)
+    except OSError as error:
+        raise _unwritable(target, error) from None
+    finally:
+        Path(name).unlink(missing_ok=True)
+    if session.as_json:
+        render.emit({"file": str(target), "rows": rows})
+    else:
+        render.say(f"{rows} records in {safe(target)}")
+    return ExitCode.OK
+
+
+def _row(document: Mapping[str, Any]) -> list[str]:
+    return [
+        safe(str(document.get("time") or "")[:19]),
+        safe(document.get("step") or ""),
+        safe(document.get("kind", "")),
+        safe(document.get("action", "")),
+        safe(document.get("verdict") or "-"),
+        safe(document.get("outcome") or "-"),
+        safe(document.get("resource") or ""),
+    ]
+
+
+def _bad_record(first_bad: object) -> str:
+    facts = as_record(first_bad)
+    return ", ".join(f"{key} {value}" for key, value in facts.items()) or str(first_bad or "no record named")
+
+
+def _unwritable(target: Path, error: OSError) -> ConsoleError:
+    return ConsoleError(f"`{target}` can't be written: {os_error_text(error)}")

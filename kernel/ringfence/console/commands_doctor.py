@@ -1,0 +1,170 @@
+"""`doctor`: what this host can enforce, each missing piece with its fix. Needs no kernel."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ringfence.console import render
+from ringfence.console.durations import size
+from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
+from ringfence.console.session import Commands, Session
+from ringfence.console.text import pad, safe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+commands = Commands()
+
+_FREE_BYTES_MIN = 1 << 30
+_OTHERS = 0o077
+_PYTHON_MIN = (3, 11)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was tried on this host.
+
+    Attributes:
+        name: what.
+        ok: whether it is there.
+        required: whether a default sandbox or the kernel needs it.
+        detail: what was found.
+        fix: what to do where it is missing.
+    """
+
+    name: str
+    ok: bool
+    required: bool
+    detail: str
+    fix: str = ""
+
+
+@commands.add("doctor", "ringfence doctor", "ringfence doctor --json | jq '.checks[] | select(.ok | not)'")
+def doctor(session: Session) -> int:
+    """Say what this host can enforce, each missing piece with its fix.
+
+    Nothing is assumed, each wall is tried. Works without a kernel. Exit 1 when a default sandbox can't be enforced.
+    """
+    checks = [*_walls(session.data), _postgres(), _space(session.data), _directory(session.data), _host()]
+    missing = [check.name for check in checks if check.required and not check.ok]
+    if session.as_json:
+        render.emit({"ok": not missing, "checks": [asdict(check) for check in checks]})
+        return ExitCode.UNWELL if missing else ExitCode.OK
+    _show(checks)
+    if missing:
+        raise ConsoleError(
+            f"{len(missing)} required pieces are missing: {', '.join(missing)}; mend them as listed"
+        )
+    return ExitCode.OK
+
+
+def _walls(data: Path) -> Sequence[Check]:
+    try:
+        backend = import_module("ringfence.sandbox.native").NativeSandbox(data)
+        return [
+            Check(name=wall.name, ok=wall.ok, required=wall.required, detail=wall.detail, fix=wall.fix)
+            for wall in backend.walls()
+        ]
+    except OSError as error:
+        return [_failed("sandbox", error, "run `ringfence doctor` as the user that starts the kernel")]
+
+
+def _postgres() -> Check:
+    postgres = import_module("ringfence.kernel.postgres")
+    binaries = import_module("ringfence.kernel.postgres.binaries")
+    try:
+        where = binaries.installed()
+    except postgres.PostgresError as error:
+        what, _, fix = str(error).partition(": ")
+        return Check(name="postgres", ok=False, required=True, detail=what, fix=fix)
+    return Check(name="postgres", ok=True, required=True, detail=f"PostgreSQL {binaries.MAJOR} in {where}")
+
+
+def _space(data: Path) -> Check:
+    place = _existing(data)
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        return _failed("disk", error, f"make `{place}` readable")
+    return Check(
+        name="disk",
+        ok=free >= _FREE_BYTES_MIN,
+        required=True,
+        detail=f"{size(free)} free at {place}",
+        fix=f"free {size(_FREE_BYTES_MIN)} at `{place}`, or give another directory with `--data`",
+    )
+
+
+def _directory(data: Path) -> Check:
+    return _checked("data directory", data, lambda: _directory_problem(data))
+
+
+def _checked(name: str, path: Path, probe: Callable[[], tuple[str, str] | None]) -> Check:
+    try:
+        problem = probe()
+    except OSError as error:
+        return _failed(name, error, f"make `{path}` yours, or give another directory with `--data`")
+    if problem is None:
+        return Check(name=name, ok=True, required=True, detail=str(path))
+    detail, fix = problem
+    return Check(name=name, ok=False, required=True, detail=detail, fix=fix)
+
+
+def _directory_problem(data: Path) -> tuple[str, str] | None:
+    """What is wrong with the data directory, and its fix."""
+    if not data.exists():
+        place = _existing(data)
+        if os.access(place, os.W_OK | os.X_OK):
+            return None
+        return f"{data} is missing and can't be made in {place}", "give a directory of yours with `--data`"
+    facts = data.stat()
+    if not stat.S_ISDIR(facts.st_mode):
+        return f"{data} is not a directory", "give another one with `--data`"
+    if facts.st_uid != os.geteuid():
+        return f"{data} belongs to uid {facts.st_uid}", "run as that user, or give another one with `--data`"
+    if facts.st_mode & _OTHERS:
+        return f"{data} is open to other users (mode {stat.S_IMODE(facts.st_mode):04o})", f"chmod 700 {data}"
+    if not os.access(data, os.W_OK | os.X_OK):
+        return f"{data} can't be written", f"chmod 700 {data}"
+    return None
+
+
+def _host() -> Check:
+    release = os.uname().release
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    return Check(
+        name="host",
+        ok=sys.platform == "linux" and sys.version_info >= _PYTHON_MIN,
+        required=True,
+        detail=f"Linux {release}, Python {version}",
+        fix="run on Linux with Python 3.11 or newer",
+    )
+
+
+def _existing(path: Path) -> Path:
+    for place in (path, *path.parents):
+        if place.exists():
+            return place
+    return Path("/")
+
+
+def _failed(name: str, error: OSError, fix: str) -> Check:
+    return Check(name=name, ok=False, required=True, detail=os_error_text(error), fix=fix)
+
+
+def _show(checks: Sequence[Check]) -> None:
+    column = max(len(check.name) for check in checks)
+    for check in checks:
+        state = "ok" if check.ok else "missing" if check.required else "without"
+        render.say(
+            f"{render.coloured(pad(state, 7), state)}  {pad(safe(check.name), column)}  {safe(check.detail)}"
+        )
+        if not check.ok and check.fix:
+            render.say(f"{'':7}  {'':{column}}  fix: {safe(check.fix)}")

@@ -1,0 +1,190 @@
+"""Commands about the kernel itself: up, down, status, reload; and demo, which brings its own."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from ringfence.console import detach as background
+from ringfence.console import render
+from ringfence.console.documents import record
+from ringfence.console.durations import parse_duration_ms
+from ringfence.console.errors import ConsoleError, ExitCode
+from ringfence.console.session import Commands, Session
+from ringfence.kernel.config import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+commands = Commands()
+
+_STATUS_TIMEOUT_S = 15.0
+_FILE = click.Path(path_type=Path)
+
+
+@commands.add("up", "ringfence up --config ringfence.yaml --detach", "ringfence up --data /srv/ringfence")
+@click.option("--config", type=_FILE, metavar="FILE", help="Kernel file with resources, ceilings and roles.")
+@click.option(
+    "--dsn",
+    envvar="RINGFENCE_DSN",
+    metavar="DSN",
+    help="PostgreSQL to use instead of the embedded one. Better in $RINGFENCE_DSN: command lines are public.",
+)
+@click.option("--detach", is_flag=True, help="Start in the background; return once it answers.")
+@click.option("--listen", metavar="ADDR", help="Further address for operators.")
+def up(session: Session, config: Path | None, dsn: str | None, detach: bool, listen: str | None) -> int:
+    """Start the kernel.
+
+    Runs until `ringfence down`, SIGTERM or Ctrl-C. Works as root and as an ordinary user.
+    """
+    if session.connect:
+        raise ConsoleError(
+            "`up` starts a kernel and connects to none; give `--data` instead of `--connect`", ExitCode.USAGE
+        )
+    if config is not None:
+        config = config.absolute()
+        if not config.is_file():
+            raise ConsoleError(f"`{config}` is not a file; `--config` takes the kernel file", ExitCode.USAGE)
+    if detach:
+        arguments = [
+            *(["--config", str(config)] if config is not None else []),
+            *(["--listen", listen] if listen is not None else []),
+        ]
+        status = background.start_in_background(session, arguments, dsn)
+        _announce(session, {key: status.get(key) for key in ("pid", "listen", "data", "version")})
+        return ExitCode.OK
+    settings = Settings(data=session.data, dsn=dsn or None, config=config, listen=listen)
+    return _run(session, settings)
+
+
+@commands.add("down", "ringfence down --drain 30s")
+@click.option(
+    "--drain",
+    default="10s",
+    show_default=True,
+    metavar="SECONDS",
+    help="How long running calls may take to finish.",
+)
+def down(session: Session, drain: str) -> int:
+    """Stop the kernel in order; returns when it is gone.
+
+    No new calls; running calls finish or are parked, agents freeze, state is on disk.
+    """
+    try:
+        drain_ms = parse_duration_ms(drain, bare_unit="s")
+    except ValueError as error:
+        raise ConsoleError(str(error), ExitCode.USAGE) from None
+    client = session.client()
+    pid = client.call("Status", _STATUS_TIMEOUT_S).get("pid")
+    pidfd = background.pidfd_of(pid)
+    try:
+        try:
+            answer = client.call("Shutdown", drain_ms=drain_ms)
+        except ConsoleError as error:
+            # It may be gone before its answer is through. Whether it really is, is what is waited for.
+            if not getattr(error, "lost", False):
+                raise
+            answer = {}
+        background.wait_until_gone(pidfd, session)
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
+    if session.as_json:
+        render.emit({**answer, "pid": pid, "state": "stopped"})
+    else:
+        render.say(f"stopped (pid {pid})")
+    return ExitCode.OK
+
+
+@commands.add("status", "ringfence status --json")
+def status(session: Session) -> int:
+    """Show the kernel's health; exit 1 when something is wrong with it."""
+    document = session.client().call("Status", _STATUS_TIMEOUT_S)
+    if session.as_json:
+        render.emit(document)
+    else:
+        render.facts(_status_facts(document))
+    return ExitCode.OK if _is_well(document) else ExitCode.UNWELL
+
+
+@commands.add("reload", "ringfence reload")
+def reload(session: Session) -> int:
+    """Read the kernel file again; a bad one keeps the last good one."""
+    document = session.client().call("Reload")
+    config = record(document, "config") or document
+    if session.as_json:
+        render.emit(document)
+    elif not config.get("error"):
+        render.facts(
+            [("config", config.get("file") or "none"), ("loaded", config.get("loaded_at")), ("state", "ok")]
+        )
+    if config.get("error"):
+        raise ConsoleError(f"{config['error']}; the last good version stays in force", ExitCode.USAGE)
+    return ExitCode.OK
+
+
+@commands.add("demo", "ringfence demo")
+def demo(session: Session) -> int:
+    """Run the main job on real input and check every claim.
+
+    Submits a real agent, lets it work, kills it, resumes it, revokes, rolls back, and shows each result. Uses
+    a kernel and data directory of its own unless --data is given; leaves nothing running.
+    """
+    try:
+        module = import_module("ringfence.console.demo")
+    except ModuleNotFoundError as error:
+        raise ConsoleError(
+            f"this installation has no demo: `{error.name}` is missing", ExitCode.UNWELL
+        ) from None
+    given = any(parent.params.get("data") for parent in (session.context, session.context.parent) if parent)
+    return int(module.main(data=session.data if given else None, as_json=session.as_json))
+
+
+def _run(session: Session, settings: Settings) -> int:
+    # The kernel pulls in everything; the other commands must not wait for that.
+    module = import_module("ringfence.kernel.main")
+
+    def announce(document: Mapping[str, Any]) -> None:
+        _announce(session, document)
+
+    try:
+        return int(module.run(settings, announce=announce))
+    except module.StartError as error:
+        raise ConsoleError(error.message, error.exit_code) from None
+
+
+def _announce(session: Session, document: Mapping[str, Any]) -> None:
+    if session.as_json:
+        render.emit(document)
+    else:
+        render.facts([(key, document.get(key)) for key in ("listen", "pid", "data") if document.get(key)])
+
+
+def _is_well(document: Mapping[str, Any]) -> bool:
+    database = record(document, "database")
+    config = record(document, "config")
+    return database.get("state", "up") == "up" and not config.get("error")
+
+
+def _status_facts(document: Mapping[str, Any]) -> list[tuple[str, object]]:
+    database = record(document, "database")
+    agents = record(document, "agents")
+    config = record(document, "config")
+    kind = "embedded" if database.get("embedded") else "external"
+    return [
+        ("pid", document.get("pid")),
+        ("version", document.get("version")),
+        ("listen", document.get("listen")),
+        ("data", document.get("data")),
+        (
+            "database",
+            f"{database.get('state', '')} ({kind}, PostgreSQL {database.get('version', 'unknown')})".strip(),
+        ),
+        ("agents", ", ".join(f"{state} {number}" for state, number in agents.items()) or "none"),
+        ("config", config.get("file") or "none"),
+        ("loaded", config.get("loaded_at")),
+        ("error", config.get("error")),
+    ]

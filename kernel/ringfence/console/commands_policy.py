@@ -1,0 +1,127 @@
+"""Commands about policy: lint, show, can-i, explain."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+from ringfence.console import render
+from ringfence.console.commands_agents import print_rules
+from ringfence.console.commands_submit import read_text
+from ringfence.console.documents import as_record, items, records
+from ringfence.console.errors import ConsoleError, ExitCode
+from ringfence.console.session import Commands, Session
+from ringfence.console.text import safe
+from ringfence.policy.kernel_file import parse_kernel_file
+from ringfence.policy.manifest import parse_manifest
+from ringfence.policy.problems import ManifestError
+
+commands = Commands()
+
+_KIND = re.compile(r"^kind:\s*[\"']?(\w+)", re.MULTILINE)
+_EXIT_BY_VERDICT = {"allow": ExitCode.OK, "deny": ExitCode.DENIED, "ask": ExitCode.CONFLICT}
+
+
+@commands.add("lint", "ringfence policy lint agent.yaml", "ringfence policy lint ringfence.yaml --json")
+@click.argument("file", type=click.Path(allow_dash=True))
+def lint(session: Session, file: str) -> int:
+    """Check a manifest or a kernel file; needs no kernel.
+
+    Unknown or duplicate keys, unknown actions and rules that can never match are errors with line and column.
+    """
+    source = "manifest" if file == "-" else file
+    text = read_text(file, "file")
+    found = _KIND.search(text)
+    kind = "Kernel" if found is not None and found.group(1) == "Kernel" else "Agent"
+    try:
+        _parse(kind, text, source)
+        failure = None
+    except ManifestError as error:
+        failure = error
+    if session.as_json:
+        keys = ("line", "column", "message", "fix")
+        problems = (
+            [{key: getattr(problem, key) for key in keys} for problem in failure.problems] if failure else []
+        )
+        render.emit({"file": source, "kind": kind, "ok": failure is None, "problems": problems})
+        return ExitCode.OK if failure is None else ExitCode.USAGE
+    if failure is not None:
+        raise ConsoleError(str(failure), ExitCode.USAGE)
+    render.say(f"{safe(source)}: ok")
+    return ExitCode.OK
+
+
+@commands.add("show", "ringfence policy show invoice-bot")
+@click.argument("agent")
+def show(session: Session, agent: str) -> int:
+    """Show the rules in force for an agent, and the operator's ceilings over them."""
+    document = session.client().call("PolicyShow", agent=agent)
+    if session.as_json:
+        render.emit(document)
+        return ExitCode.OK
+    print_rules(records(document, "rules"))
+    ceilings = items(document, "ceilings")
+    if ceilings:
+        render.say()
+        render.say("ceilings: no agent gets more, whatever its manifest says")
+        print_rules([as_record(rule) or {"text": rule} for rule in ceilings])
+    return ExitCode.OK
+
+
+@commands.add(
+    "can-i",
+    "ringfence policy can-i invoice-bot fs.write /workspace/out/report.md",
+    "ringfence policy can-i invoice-bot exec.run 'git status'",
+)
+@click.argument("agent")
+@click.argument("action")
+@click.argument("resource", default="")
+def can_i(session: Session, agent: str, action: str, resource: str) -> int:
+    """Ask what a call would get, without acting: exit 0 allowed, 3 denied, 5 would ask."""
+    document = session.client().call("PolicyCanI", agent=agent, action=action, resource=resource)
+    verdict = str(document.get("verdict"))
+    if session.as_json:
+        render.emit(document)
+    else:
+        render.say(
+            f"{render.coloured(safe(verdict))}: {safe(document.get('reason') or document.get('rule') or '')}"
+        )
+    # Whatever isn't plainly allowed must not look so to a script.
+    return _EXIT_BY_VERDICT.get(verdict, ExitCode.DENIED)
+
+
+@commands.add("explain", "ringfence policy explain invoice-bot 17")
+@click.argument("agent")
+@click.argument("step", type=click.IntRange(min=0))
+def explain(session: Session, agent: str, step: int) -> int:
+    """Say why a step got its verdict."""
+    document = session.client().call("PolicyExplain", agent=agent, step=step)
+    if session.as_json:
+        render.emit(document)
+        return ExitCode.OK
+    rules = records(document, "rules")
+    grants = items(document, "grants")
+    render.facts(
+        [
+            *(
+                (key, document.get(key))
+                for key in ("step", "action", "resource", "verdict", "outcome", "reason")
+            ),
+            ("grants", ", ".join(_grant_name(grant) for grant in grants)),
+            ("epoch", document.get("epoch")),
+            ("policy", document.get("policy_version")),
+        ]
+    )
+    if rules:
+        render.say()
+        print_rules(rules)
+    return ExitCode.OK
+
+
+def _grant_name(grant: object) -> str:
+    return str(as_record(grant).get("id", grant))
+
+
+def _parse(kind: str, text: str, source: str) -> Any:
+    return parse_kernel_file(text, source) if kind == "Kernel" else parse_manifest(text, source)

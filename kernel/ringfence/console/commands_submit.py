@@ -1,0 +1,177 @@
+"""`submit`: checks a manifest here, packs its workspace, and hands both to the kernel."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import click
+from ringfence.console import render
+from ringfence.console.durations import size
+from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
+from ringfence.console.overrides import apply_overrides
+from ringfence.console.pack import pack
+from ringfence.console.session import Commands, Session
+from ringfence.kernel.config import MESSAGE_BYTES_MAX
+from ringfence.policy.manifest import Manifest, parse_manifest
+from ringfence.policy.problems import ManifestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+commands = Commands()
+
+MANIFEST_BYTES_MAX = 256 << 10
+INPUT_BYTES_MAX = MESSAGE_BYTES_MAX - 2 * MANIFEST_BYTES_MAX
+"""The header travels in one message, with the manifest beside the input."""
+
+
+class _Options(TypedDict):
+    input_file: str | None
+    name: str | None
+    wait: bool
+    overrides: tuple[str, ...]
+
+
+@commands.add(
+    "submit",
+    "ringfence submit agent.yaml --wait",
+    "echo '{\"month\": 7}' | ringfence submit agent.yaml --input - --name july --set spec.run.env.REGION=eu",
+)
+@click.argument("manifest", type=click.Path(allow_dash=True))
+@click.option("--input", "input_file", metavar="FILE|-", help="What the agent finds on its standard input.")
+@click.option("--name", metavar="NAME", help="Name instead of the manifest's.")
+@click.option("--wait", is_flag=True, help="Follow it to the end; exit 0 only when it is done.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a value of the manifest."
+)
+def submit(session: Session, manifest: str, **options: Unpack[_Options]) -> int:
+    """Check a manifest, create the agent, start it and print its id.
+
+    The workspace named in the manifest is copied in; nothing the agent does touches the original.
+    """
+    if manifest == "-" and options["input_file"] == "-":
+        raise ConsoleError(
+            "manifest and input can't both be standard input; name a file for one", ExitCode.USAGE
+        )
+    source = "manifest" if manifest == "-" else manifest
+    text = apply_overrides(read_text(manifest, "manifest"), options["overrides"])
+    checked = check_manifest(text, source)
+    workspace = _workspace(checked, manifest)
+    header = {
+        "manifest": text,
+        "source": source,
+        "name": options["name"] or "",
+        "input": _read_input(options["input_file"]),
+    }
+    client = session.client()
+    answer = client.submit(header, _parts(workspace))
+    if not options["wait"]:
+        _print_id(session, answer)
+        return ExitCode.OK
+    if not session.as_json:
+        _print_id(session, answer)
+    try:
+        end = client.call("Wait", agent=answer["id"])
+    except KeyboardInterrupt:
+        render.note(f"the agent goes on; see it with: ringfence show {answer['id']}")
+        raise
+    if session.as_json:
+        render.emit({**answer, **end})
+    return _finish(answer, end)
+
+
+def check_manifest(text: str, source: str) -> Manifest:
+    """Check a manifest as the kernel will.
+
+    Raises:
+        ConsoleError: it has problems, one a line with line and column.
+    """
+    try:
+        return parse_manifest(text, source)
+    except ManifestError as error:
+        raise ConsoleError(str(error), ExitCode.USAGE) from None
+
+
+def _finish(answer: dict[str, Any], end: dict[str, Any]) -> int:
+    state = str(end.get("state"))
+    if state == "done":
+        render.note(f"{answer.get('name') or answer['id']}: done")
+        return ExitCode.OK
+    why = end.get("error") or (f"exit code {end['exit_code']}" if end.get("exit_code") is not None else "")
+    said = " ".join(str(why).split())
+    text = f"`{answer.get('name') or answer['id']}` is {state}{': ' + said if said else ''}"
+    raise ConsoleError(f"{text}; see: ringfence show {answer['id']}", ExitCode.UNWELL)
+
+
+def _print_id(session: Session, answer: dict[str, Any]) -> None:
+    if session.as_json:
+        render.emit(answer)
+    else:
+        render.say(str(answer["id"]))
+        sys.stdout.flush()
+
+
+def read_text(name: str, what: str) -> str:
+    """Read a small text file, or standard input for `-`.
+
+    Raises:
+        ConsoleError: it can't be read, is too large, or is not UTF-8.
+    """
+    data = _read(name, what, MANIFEST_BYTES_MAX)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConsoleError(
+            f"`{name}` is not UTF-8 text (byte {error.start + 1}); save the {what} as UTF-8", ExitCode.USAGE
+        ) from None
+
+
+def _read_input(name: str | None) -> bytes:
+    return b"" if name is None else _read(name, "input", INPUT_BYTES_MAX)
+
+
+def _read(name: str, what: str, limit: int) -> bytes:
+    try:
+        if name == "-":
+            data = sys.stdin.buffer.read(limit + 1)
+        else:
+            with Path(name).open("rb") as file:
+                data = file.read(limit + 1)
+    except OSError as error:
+        raise ConsoleError(
+            f"`{name}` can't be read as {what}: {os_error_text(error)}; check the path", ExitCode.USAGE
+        ) from None
+    if len(data) > limit:
+        raise ConsoleError(
+            f"`{name}` is larger than {size(limit)}, the most for {what}; put large data in the workspace",
+            ExitCode.USAGE,
+        )
+    return data
+
+
+def _workspace(manifest: Manifest, source: str) -> Path | None:
+    """Find the workspace: relative to the manifest, or to the current directory when that is piped in."""
+    given = manifest.run.workspace
+    if not given:
+        return None
+    base = Path() if source == "-" else Path(source).parent
+    path = (base / given).absolute()
+    if not path.is_dir():
+        kind = "is not a directory" if path.exists() else "does not exist"
+        raise ConsoleError(
+            f"workspace `{given}` {kind} (looked at `{path}`); mend `spec.run.workspace` in the manifest",
+            ExitCode.USAGE,
+        )
+    return path
+
+
+def _parts(workspace: Path | None) -> Iterator[bytes]:
+    if workspace is None:
+        return
+    yield from pack(workspace, left_out=_tell_left_out)
+
+
+def _tell_left_out(name: str, kind: str) -> None:
+    render.note(f"ringfence: left `{name}` out of the workspace: a {kind} can't be part of it")

@@ -1,0 +1,242 @@
+"""Commands that undo and settle: points, rollback, diff, resolve."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+import click
+from ringfence.console import render
+from ringfence.console.documents import as_record, items, records
+from ringfence.console.durations import size
+from ringfence.console.errors import ConsoleError, ExitCode
+from ringfence.console.render import Column
+from ringfence.console.session import Commands, Session
+from ringfence.console.text import safe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+commands = Commands()
+
+_POINTS = (
+    Column(title="POINT"),
+    Column(title="STEP", right=True),
+    Column(title="KIND"),
+    Column(title="SIZE", right=True),
+    Column(title="VERIFIED"),
+    Column(title="AT"),
+    Column(title="COVERS", flex=True),
+)
+
+
+class _RollbackOptions(TypedDict):
+    to: str
+    preview: bool
+    path: str
+    start: bool
+    yes: bool
+
+
+@commands.add(
+    "points", "ringfence points invoice-bot", "ringfence points verify", "ringfence points verify invoice-bot"
+)
+@click.argument("words", nargs=-1, required=True, metavar="AGENT | verify [AGENT]")
+def points(session: Session, words: tuple[str, ...]) -> int:
+    """List an agent's rollback points, or read them back.
+
+    `verify` reads every point back, of one agent or of all; exit 1 when one can't be verified.
+    """
+    verify = "verify" in words[:1]
+    names = words[1:] if verify else words
+    if len(names) > 1:
+        raise ConsoleError("`points` takes one agent; see `ringfence points --help`", ExitCode.USAGE)
+    if not verify:
+        found = _points(session, "".join(names), verify=False)
+        _print_points(session, found)
+        return ExitCode.OK
+    agents = names or [agent["id"] for agent in records(session.client().call("List", all=True), "agents")]
+    found = [{**point, "agent": agent} for agent in agents for point in _points(session, agent, verify=True)]
+    _print_points(session, found)
+    bad = [f"{point['agent']}/{point['id']}" for point in found if not point.get("verified")]
+    if bad:
+        raise ConsoleError(f"{len(bad)} of {len(found)} points can't be read back: {', '.join(bad[:10])}")
+    return ExitCode.OK
+
+
+@commands.add(
+    "rollback",
+    "ringfence rollback invoice-bot --to p17 --preview",
+    "ringfence rollback invoice-bot --to 17 --path data --yes",
+    "ringfence rollback invoice-bot --to 2026-01-31T08:00:00Z --start",
+)
+@click.argument("agent")
+@click.option(
+    "--to", required=True, metavar="POINT|STEP|TIME", help="Back to where: a point, a step, or a time."
+)
+@click.option("--preview", is_flag=True, help="List every change and what can't be undone; do nothing.")
+@click.option("--path", default="", metavar="P", help="Only this path of the workspace.")
+@click.option("--start", is_flag=True, help="Start the agent afterwards; else it is left paused.")
+@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+def rollback(session: Session, agent: str, **options: Unpack[_RollbackOptions]) -> int:
+    """Put workspace, kernel state and reversible targets back.
+
+    On a terminal the changes are shown first and you are asked. A point from just before is kept, so it can be
+    rolled back in turn. What others changed since is left alone and listed; then the exit code is 5.
+    """
+    client = session.client()
+    fields = {"agent": agent, "to": options["to"], "path": options["path"]}
+    if options["preview"]:
+        document = client.call("Rollback", preview=True, **fields)
+        _print_rollback(session, document)
+        return ExitCode.OK
+    if session.on_terminal and not options["yes"] and not session.as_json:
+        _print_rollback(session, client.call("Rollback", preview=True, **fields))
+        if not click.confirm("Roll back?", default=False):
+            raise ConsoleError("nothing was rolled back")
+    document = client.call("Rollback", preview=False, start=options["start"], **fields)
+    _print_rollback(session, document)
+    conflicts = items(document, "conflicts")
+    if conflicts:
+        raise ConsoleError(
+            f"{len(conflicts)} changes of others were left as they are; pull what matters, "
+            "undo it there, and roll back again with `--path`",
+            ExitCode.CONFLICT,
+        )
+    return ExitCode.OK
+
+
+@commands.add("diff", "ringfence diff invoice-bot", "ringfence diff invoice-bot --from p3 --to p17")
+@click.argument("agent")
+@click.option("--from", "start", default="", metavar="POINT", help="Default: the workspace as submitted.")
+@click.option("--to", "end", default="", metavar="POINT", help="Default: now.")
+def diff(session: Session, agent: str, start: str, end: str) -> int:
+    """Show what changed in the workspace between two points."""
+    document = session.client().call("Diff", **{"agent": agent, "from": start, "to": end})
+    if session.as_json:
+        render.emit(document)
+        return ExitCode.OK
+    changes = records(document, "changes")
+    for change in changes:
+        render.say(f"{render.coloured(safe(change.get('kind', '')))}  {safe(change.get('path', ''))}")
+        for line in str(change.get("diff") or "").splitlines():
+            render.say("    " + _diff_line(safe(line)))
+    if not changes:
+        render.note("no changes")
+    return ExitCode.OK
+
+
+@commands.add(
+    "resolve",
+    "ringfence resolve invoice-bot 17 --as not-done",
+    "ringfence resolve invoice-bot 17 --as done --result '{\"status\": 200}'",
+)
+@click.argument("agent")
+@click.argument("step", type=click.IntRange(min=0))
+@click.option(
+    "--as",
+    "outcome",
+    required=True,
+    type=click.Choice(["done", "not-done"]),
+    help="Whether the effect happened.",
+)
+@click.option(
+    "--result", default="", metavar="JSON", help="What the agent gets as the call's result, with `done`."
+)
+def resolve(session: Session, agent: str, step: int, outcome: str, result: str) -> int:
+    """Settle a call whose outcome is unknown after a crash.
+
+    `done`: it happened, and the agent gets the result. `not-done`: it didn't, and the call runs again.
+    """
+    if result and outcome != "done":
+        raise ConsoleError(
+            "`--result` goes with `--as done`; a call that did not happen has none", ExitCode.USAGE
+        )
+    if result:
+        try:
+            json.loads(result)
+        except ValueError as error:
+            raise ConsoleError(f"`--result` is not JSON: {str(error).lower()}", ExitCode.USAGE) from None
+    document = session.client().call("Resolve", agent=agent, step=step, outcome=outcome, result=result)
+    if session.as_json:
+        render.emit(document)
+    else:
+        render.say(f"step {safe(document.get('step', step))}: {safe(document.get('outcome', outcome))}")
+    return ExitCode.OK
+
+
+def _points(session: Session, agent: str, *, verify: bool) -> list[dict[str, Any]]:
+    return records(session.client().call("Points", agent=agent, verify=verify), "points")
+
+
+def _print_points(session: Session, found: Sequence[Mapping[str, Any]]) -> None:
+    if session.as_json:
+        render.emit(found)
+    elif found:
+        render.table(_POINTS, [_point_row(point) for point in found])
+    else:
+        render.note("no rollback points")
+
+
+def _point_row(point: Mapping[str, Any]) -> list[str]:
+    covers = point.get("covers")
+    text = covers if isinstance(covers, str) else ", ".join(str(item) for item in items(point, "covers"))
+    return [
+        safe(point.get("id", "")),
+        safe(point.get("step", "")),
+        safe(point.get("kind", "")),
+        size(point.get("size_bytes") or 0),
+        "yes" if point.get("verified") else "no",
+        safe(str(point.get("at") or "")[:19]),
+        safe(text),
+    ]
+
+
+def _print_rollback(session: Session, document: Mapping[str, Any]) -> None:
+    if session.as_json:
+        render.emit(document)
+        return
+    preview = document.get("preview")
+    changes = records(document, "changes")
+    verb = "would go" if preview else "went"
+    render.say(f"{verb} back to step {safe(document.get('to_step', '?'))}: {len(changes)} changes")
+    for change in changes:
+        words = [
+            render.coloured(safe(change.get("action", ""))),
+            safe(change.get("kind", "")),
+            safe(change.get("target", "")),
+        ]
+        detail = safe(change.get("detail") or "")
+        render.say("  " + "  ".join(words) + (f"  ({detail})" if detail else ""))
+    _section("left alone, because others changed it since", items(document, "conflicts"))
+    _section("can't be undone", items(document, "not_undoable"))
+    _section("also", items(document, "others"))
+    if not preview:
+        point = document.get("point")
+        render.facts(
+            [
+                ("point from just before", point),
+                ("branch", document.get("branch")),
+                ("state", document.get("state")),
+            ]
+        )
+
+
+def _section(title: str, items: Sequence[object]) -> None:
+    if not items:
+        return
+    render.say(f"{title}:")
+    for item in items:
+        render.say("  " + _item(item))
+
+
+def _item(item: object) -> str:
+    facts = as_record(item)
+    if not facts:
+        return safe(item)
+    return "  ".join(f"{key} {safe(value)}" for key, value in facts.items() if value not in (None, ""))
+
+
+def _diff_line(line: str) -> str:
+    meaning = {"+": "create", "-": "remove", "@": "modify"}.get(line[:1])
+    return render.coloured(line, meaning) if meaning else line

@@ -1,0 +1,178 @@
+"""Puts answers on standard output: JSON for scripts, plain columns for pipes, fitted ones for terminals."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+from ringfence.console.text import pad, safe, shorten, to_json, width
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_GAP = "  "
+_FLEX_COLUMNS_MIN = 8
+_COLOURS = {
+    "running": "green",
+    "done": "green",
+    "ok": "green",
+    "allow": "green",
+    "live": "green",
+    "waiting": "yellow",
+    "parked": "yellow",
+    "paused": "yellow",
+    "unknown": "yellow",
+    "ask": "yellow",
+    "refused": "yellow",
+    "cancelled": "yellow",
+    "frozen": "yellow",
+    "failed": "red",
+    "killed": "red",
+    "error": "red",
+    "deny": "red",
+    "denied": "red",
+    "missing": "red",
+    "create": "green",
+    "remove": "red",
+    "modify": "yellow",
+    "restore": "green",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        title: its heading.
+        right: numbers, aligned to the right.
+        flex: may be cut to fit a terminal.
+        minimum: least width, for tables that are printed a row at a time.
+    """
+
+    title: str
+    right: bool = False
+    flex: bool = False
+    minimum: int = 0
+
+
+def to_terminal() -> bool:
+    """Whether standard output is a terminal."""
+    return sys.stdout.isatty()
+
+
+def columns_available() -> int:
+    """Width of the terminal."""
+    return shutil.get_terminal_size((80, 24)).columns
+
+
+def coloured(text: str, word: str | None = None) -> str:
+    """Colour a word by its meaning, such as `denied`, on a terminal that wants colours."""
+    colour = _COLOURS.get((word or text).strip())
+    plain = not to_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if colour is None or plain else click.style(text, fg=colour)
+
+
+def say(line: str = "") -> None:
+    """Print a line that is already safe."""
+    click.echo(line)
+
+
+def note(message: str) -> None:
+    """Print a remark for people on standard error, where it is in no script's way."""
+    click.echo(safe(message), err=True)
+
+
+def emit(document: Any) -> None:
+    """Print one JSON document."""
+    click.echo(to_json(document, indent=2))
+
+
+def emit_array(documents: Iterable[Mapping[str, Any]]) -> None:
+    """Print a JSON array an element at a time, whatever its length; nothing before the first answer."""
+    separator = "["
+    for document in documents:
+        click.echo(separator + "\n " + to_json(document), nl=False)
+        separator = ","
+    click.echo("[]" if separator == "[" else "\n]")
+
+
+def emit_lines(documents: Iterable[Mapping[str, Any]]) -> None:
+    """Print JSON documents, one a line, each at once."""
+    for document in documents:
+        click.echo(to_json(document))
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table. On a terminal flexible columns are cut to fit; in a pipe nothing is."""
+    widths = [
+        max([column.minimum, len(column.title), *(width(row[index]) for row in rows)])
+        for index, column in enumerate(columns)
+    ]
+    if to_terminal():
+        _fit(columns, widths, columns_available())
+    say(_line(columns, widths, [column.title for column in columns], heading=True))
+    for row in rows:
+        say(_line(columns, widths, row))
+
+
+class RunningTable:
+    """A table whose rows come one by one: widths are fixed, and the last column takes what is left."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._columns = columns
+        self._widths = [max(column.minimum, len(column.title)) for column in columns]
+        self._started = False
+
+    def add(self, row: Sequence[str]) -> None:
+        """Print a row, before the first one the headings."""
+        self.start()
+        say(_line(self._columns, self._widths, row))
+
+    def start(self) -> None:
+        """Print the headings unless they are there."""
+        if self._started:
+            return
+        self._started = True
+        if to_terminal():
+            used = sum(self._widths[:-1]) + len(_GAP) * (len(self._widths) - 1)
+            self._widths[-1] = max(_FLEX_COLUMNS_MIN, columns_available() - used)
+        say(_line(self._columns, self._widths, [column.title for column in self._columns], heading=True))
+
+
+def facts(pairs: Iterable[tuple[str, object]]) -> None:
+    """Print names and values under each other. Values None and empty are left out."""
+    shown = [
+        (name, safe(value)) for name, value in pairs if value is not None and value not in ("", [], {}, ())
+    ]
+    column = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        say(f"{pad(name, column)}{_GAP}{coloured(value)}")
+
+
+def _fit(columns: Sequence[Column], widths: list[int], available: int) -> None:
+    over = sum(widths) + len(_GAP) * (len(widths) - 1) - available
+    while over > 0:
+        flexible = [i for i, column in enumerate(columns) if column.flex and widths[i] > _FLEX_COLUMNS_MIN]
+        if not flexible:
+            return
+        widest = max(flexible, key=lambda i: widths[i])
+        widths[widest] -= 1
+        over -= 1
+
+
+def _line(
+    columns: Sequence[Column], widths: Sequence[int], row: Sequence[str], *, heading: bool = False
+) -> str:
+    cells: list[str] = []
+    fitted = to_terminal()
+    for index, (column, columns_wide, cell) in enumerate(zip(columns, widths, row, strict=True)):
+        text = shorten(cell, columns_wide) if fitted and column.flex else cell
+        last = index == len(columns) - 1
+        padded = text if last and not column.right else pad(text, columns_wide, right=column.right)
+        cells.append(padded if heading else coloured(padded, text))
+    return _GAP.join(cells).rstrip()

@@ -1,0 +1,170 @@
+"""What every command shares: the global options, the connection, and how a command is declared."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import click
+from ringfence.console import locate
+from ringfence.kernel.config import default_data_dir
+
+if TYPE_CHECKING:
+    from ringfence.console.client import Client
+
+F = TypeVar("F", bound=Callable[..., int | None])
+
+_GLOBALS = ("data", "connect", "as_json")
+
+
+def global_options(*, envvar: str | None = None) -> list[click.Option]:
+    """Options that every command takes, and the groups above it.
+
+    Args:
+        envvar: variable that `--data` falls back to; only the root names one, so that an option beats it.
+    """
+    return [
+        click.Option(
+            ["--data"],
+            type=click.Path(path_type=Path),
+            metavar="DIR",
+            envvar=envvar,
+            help="Data directory of the kernel. Default: $RINGFENCE_DATA, else the user's data directory.",
+        ),
+        click.Option(
+            ["--connect"], metavar="ADDR", help="Operator socket, as unix:/path, instead of --data."
+        ),
+        click.Option(
+            ["--json", "as_json"], is_flag=True, default=None, help="Print JSON; keys: docs/json.md."
+        ),
+    ]
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """One run of a command.
+
+    Attributes:
+        data: data directory of the kernel, absolute.
+        connect: address given instead of it.
+        as_json: print JSON.
+    """
+
+    data: Path
+    connect: str | None
+    as_json: bool
+    context: click.Context
+    _client: Client | None = field(default=None, init=False)
+
+    @property
+    def address(self) -> str:
+        """Where the kernel should listen, as `unix:/path`."""
+        return locate.address_of(self.data, self.connect)
+
+    def client(self) -> Client:
+        """The connection, opened at the first use and closed with the command.
+
+        Raises:
+            ConsoleError: no kernel is reachable.
+        """
+        if self._client is None:
+            self._client = self.dial()
+            self.context.call_on_close(self._client.close)
+        return self._client
+
+    def dial(self) -> Client:
+        """Open a connection of the caller's own, who closes it.
+
+        Raises:
+            ConsoleError: no kernel is reachable.
+        """
+        # gRPC takes a while to import, and commands like `policy lint` never need it.
+        module = import_module("ringfence.console.client")
+        return cast("type[Client]", module.Client)(self.address)
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether a person sits at both ends."""
+        return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+class Leaf(click.Command):
+    """A command. Its help ends with examples."""
+
+    examples: tuple[str, ...] = ()
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples as they are typed, without wrapping."""
+        del ctx
+        formatter.write_paragraph()
+        formatter.write_text("Example:" if len(self.examples) == 1 else "Examples:")
+        for line in self.examples:
+            formatter.write(f"  {line}\n")
+
+
+class Branch(click.Group):
+    """A group of commands below the root."""
+
+    def __init__(self, name: str, *, about: str) -> None:
+        super().__init__(name, params=[*global_options()], help=about, no_args_is_help=False)
+
+
+class Commands:
+    """The commands of one module, until they are attached to a group."""
+
+    def __init__(self) -> None:
+        self._made: list[Leaf] = []
+
+    def add(self, name: str, *examples: str) -> Callable[[F], F]:
+        """Declare a command: its first parameter is the `Session`, it returns its exit code (None: 0).
+
+        Args:
+            name: as it is typed.
+            *examples: command lines for its help.
+        """
+
+        def declare(function: F) -> F:
+            @functools.wraps(function)
+            def callback(**values: Any) -> int:
+                session = _session(click.get_current_context(), {name: values.pop(name) for name in _GLOBALS})
+                return int(function(session, **values) or 0)
+
+            made = click.command(name, cls=Leaf)(callback)
+            made.examples = examples
+            made.params.extend(global_options())
+            self._made.append(made)
+            return function
+
+        return declare
+
+    def attach(self, group: click.Group) -> None:
+        """Add the commands to a group."""
+        for made in self._made:
+            group.add_command(made)
+
+
+def _session(context: click.Context, given: dict[str, Any]) -> Session:
+    """Merge the global options: those nearest to the command count."""
+    sources = (given, *(parent.params for parent in _parents(context)))
+    place = next((source for source in sources if source.get("connect") or source.get("data")), given)
+    data: Path = (
+        next((source["data"] for source in sources if source.get("data")), None) or default_data_dir()
+    )
+    return Session(
+        data=data.absolute(),
+        connect=place.get("connect"),
+        as_json=any(source.get("as_json") for source in sources),
+        context=context,
+    )
+
+
+def _parents(context: click.Context) -> Iterable[click.Context]:
+    parent = context.parent
+    while parent is not None:
+        yield parent
+        parent = parent.parent

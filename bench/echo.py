@@ -1,7 +1,8 @@
-"""A bare echo over the protocol of the kernel: the most that this machine's gRPC gives, as the reference of `bench.lean`.
+"""A bare echo over the protocol of the kernel: the most that this machine's gRPC gives.
 
-One process, one server and socket per stream, no policy, no journal: every call is answered at once with its own
-arguments. `python -m bench.echo` serves, runs `bench.lean` against itself and prints its figures as JSON.
+The reference of `bench.lean`. One process, one server and socket per stream, no policy, no journal: every
+call is answered at once with its own arguments. `python -m bench.echo` serves, runs `bench.lean` against
+itself and prints its figures as JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ async def _stream(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) ->
 
 
 async def start(directory: Path, streams: int) -> tuple[list[grpc.aio.Server], list[dict[str, str]]]:
-    """Serve one socket per stream in a directory; returns the servers and the targets that `bench.lean` takes."""
+    """Serve one socket per stream in a directory; gives the servers and the targets for `bench.lean`."""
     handler = grpc.stream_stream_rpc_method_handler(
         _stream,
         request_deserializer=StreamRequest.FromString,

@@ -1,8 +1,9 @@
-"""The lean generator: many streams, sequential calls on each, as little work of its own per call as gRPC allows.
+"""The lean generator: many streams, sequential calls on each, as little work of its own as gRPC allows.
 
-It opens one stream per target, waits until every one is welcomed, then drives each as fast as its answers come: 80 %
-`fs.read` of one small file, 20 % `state.put`. Frames are put together from bytes serialised beforehand, answers are parsed
-just enough to see that they are results. Prints one JSON document; exit status 1 if any call failed.
+It opens one stream per target, waits until all are welcomed, then drives each as fast as its answers come:
+80 % `fs.read` of one small file, 20 % `state.put`. Frames are put together from bytes serialised
+beforehand, answers are parsed just enough to see that they are results. Prints one JSON document; exit
+status 1 if any call failed.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import uvloop
 from ringfence.v1.syscalls_pb2 import Call, Hello, StreamRequest, StreamResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 METHOD = "/ringfence.v1.SyscallService/Stream"
 OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20))
@@ -146,16 +149,21 @@ def summary(latencies: Sequence[float]) -> dict[str, float | int]:
 
 
 async def run(
-    targets: Sequence[dict[str, str]], work: Workload, calls: int, seconds: float
+    targets: Sequence[dict[str, str]], works: Sequence[Workload], calls: int, seconds: float
 ) -> dict[str, Any]:
-    """Drive all targets at once and report."""
+    """Drive all targets at once, each with its own workload, and report."""
     streams = [Stream(target) for target in targets]
     await asyncio.gather(*(stream.open() for stream in streams))
     tally = Tally()
     gc.collect()
     gc.freeze()
     began, cpu = time.perf_counter(), time.process_time()
-    await asyncio.gather(*(stream.drive(work, calls, began + seconds, tally) for stream in streams))
+    await asyncio.gather(
+        *(
+            stream.drive(work, calls, began + seconds, tally)
+            for stream, work in zip(streams, works, strict=True)
+        )
+    )
     elapsed, cpu = time.perf_counter() - began, time.process_time() - cpu
     await asyncio.gather(*(stream.close() for stream in streams))
     total = len(tally.reads) + len(tally.writes)
@@ -180,15 +188,19 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=0, help="calls per stream; 0: for --seconds")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long, where --calls is 0")
     parser.add_argument("--path", default="bench.txt", help="file to read")
-    parser.add_argument("--key", default="bench", help="state key to write")
+    parser.add_argument("--key", default="bench/{n}", help="state key to write; {n} is the stream's number")
     parser.add_argument("--write-every", type=int, default=5, help="every n-th call writes; 0: none does")
     parser.add_argument("--cpu", type=int, help="pin the generator to this CPU")
     options = parser.parse_args()
     if options.cpu is not None:
         os.sched_setaffinity(0, {options.cpu})
     text = sys.stdin.read() if options.targets == "-" else Path(options.targets).read_text()
-    work = workload(options.path, options.key, options.write_every)
-    report = uvloop.run(run(json.loads(text), work, options.calls, options.seconds))
+    targets = json.loads(text)
+    works = [
+        workload(options.path, options.key.replace("{n}", str(number)), options.write_every)
+        for number in range(len(targets))
+    ]
+    report = uvloop.run(run(targets, works, options.calls, options.seconds))
     print(json.dumps(report))
     return 1 if report["failures"] else 0
 

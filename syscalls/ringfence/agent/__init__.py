@@ -5,7 +5,8 @@
     with agent.boot() as rf:
         text = rf.fs.read_text("notes.md")
 
-The connection, and with it gRPC, is imported at the first `boot`, so that importing this package costs next to nothing.
+The connection, and with it gRPC, is imported at the first `boot`: importing this package costs next to
+nothing.
 """
 
 from __future__ import annotations

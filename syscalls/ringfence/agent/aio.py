@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from ringfence.agent.values import Identity
 
 if TYPE_CHECKING:
     import uuid
+    from collections.abc import AsyncGenerator, Mapping
     from datetime import datetime
 
     from ringfence.agent.state import Upgrader

@@ -1,16 +1,18 @@
-"""`rf.fs`, `rf.exec`, `rf.http` and `rf.sql` for asyncio. Paths are relative to the workspace, or `/workspace/…`.
+"""`rf.fs`, `rf.exec`, `rf.http` and `rf.sql` for asyncio.
 
-Every method is one journaled call (reading a large file: several) and raises the typed errors of `ringfence.agent`.
+Paths are relative to the workspace, or `/workspace/…`. Every method is one journaled call (to read a large
+file: several) and raises the typed errors of `ringfence.agent`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringfence.agent import operations, targets
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from ringfence.agent.aio_calls import AsyncCaller
     from ringfence.agent.operations import StrPath
     from ringfence.agent.values import (
@@ -68,7 +70,8 @@ class AsyncFiles:
     ) -> Found[SearchMatch]:
         """Find files below a directory whose path matches `glob` and lines that contain `text`; empty: all.
 
-        `.withheld` counts paths that policy hides, `.truncated` says whether `limit` (0: the kernel's) cut the list.
+        `.withheld` counts paths that policy hides; `.truncated` says whether `limit` cut the list (0: the
+        kernel's).
         """
         return await self._caller.run(operations.fs_search(path, glob, text, limit))
 
@@ -94,10 +97,10 @@ class AsyncExec:
         cwd: StrPath = "",
         env: Mapping[str, str] | None = None,
         stdin: str | bytes = b"",
-        timeout: float | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109 - the command's own, kept by the kernel
         check: bool = False,
     ) -> Command:
-        """Run a command in a sandbox on an overlay of the workspace; its changes count all together or not at all.
+        """Run a command on an overlay of the workspace; its changes count all together or not at all.
 
         Args:
             argv: program and arguments; no shell reads them.
@@ -178,9 +181,9 @@ class AsyncSql:
     async def query(
         self, database: str, statement: str, params: Sequence[Any] = (), *, limit: int = 0
     ) -> Rows:
-        """Run one reading statement with `%s` for parameters; `.truncated` says whether a limit cut the rows."""
+        """Run one reading statement, `%s` for parameters; `.truncated` says whether a limit cut the rows."""
         return await self._caller.run(targets.sql_query(database, statement, params, limit))
 
     async def execute(self, database: str, statement: str, params: Sequence[Any] = ()) -> SqlResult:
-        """Run one changing statement with `%s` for parameters, behind a point that can bring the rows back."""
+        """Run one changing statement, `%s` for parameters, behind a point that can bring rows back."""
         return await self._caller.run(targets.sql_execute(database, statement, params))

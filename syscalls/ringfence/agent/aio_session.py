@@ -1,8 +1,8 @@
 """The stream for asyncio.
 
-One task of the library's own keeps the connection: it and the writer it starts have no lane, and gRPC's own tasks are
-created from it, so that none of them takes a creation index from the program's tasks. Callers only wait for a future: a
-cancelled caller can't cut a write in two, which would end the stream for all.
+One task of the library's own keeps the connection: it and the writer it starts have no lane, and gRPC's own
+tasks are created from it, so that none of them takes a creation index from the program's tasks. Callers
+only wait for a future: a cancelled caller can't cut a write in two, which would end the stream for all.
 """
 
 from __future__ import annotations
@@ -90,11 +90,13 @@ class AsyncSession:
         session._keeper = asyncio.create_task(session._keep(), name="ringfence-stream")
         try:
             await session._ready
-            if session._core.fatal is not None:
-                raise session._core.fatal.again()
         except BaseException:
             await session.close()
             raise
+        fatal = session._core.fatal
+        if fatal is not None:
+            await session.close()
+            raise fatal.again()
         return session
 
     @property

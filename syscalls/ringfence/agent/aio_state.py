@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,8 @@ from ringfence.agent.lanes import check_quiet
 from ringfence.agent.state import Draft, Restored, Upgrader
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
     from ringfence.agent.aio_calls import AsyncCaller
     from ringfence.agent.values import Versioned
     from ringfence.v1.syscalls_pb2 import Welcome

@@ -65,8 +65,8 @@ P = TypeVar("P", bound=Pending)
 class Core(Generic[P]):
     """Calls under way over one logical stream, which may be several connections one after the other.
 
-    INVARIANT: a call keeps its lane and step for life. It is sent again after a reconnection until it is answered, and the
-    kernel answers from its journal what it had done already.
+    INVARIANT: a call keeps its lane and step for life. It is sent again after a reconnection until it is
+    answered, and the kernel answers from its journal what it had done already.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Core(Generic[P]):
         return frame
 
     def settle(self, reply: Reply) -> P | None:
-        """Take a reply; gives the call it answers, None where its caller gave up or it was answered before."""
+        """Take a reply; gives the call it answers, None where its caller gave up or has an answer."""
         pending = self.pending.pop(reply.id, None)
         if pending is not None:
             pending.reply = reply
@@ -109,8 +109,8 @@ class Core(Generic[P]):
             self.welcome = welcome
         elif not wire.same_thread(self.welcome, welcome):
             raise Diverged(
-                f"the kernel went on with branch {welcome.branch} of `{welcome.agent}`: this process is from branch"
-                f" {self.welcome.branch}; let it end"
+                f"the kernel went on with branch {welcome.branch} of `{welcome.agent}`, this process is from"
+                f" branch {self.welcome.branch}: let it end"
             )
 
     def unanswered(self) -> list[StreamRequest]:
@@ -128,7 +128,10 @@ class Core(Generic[P]):
     def refuse_largest(self, detail: str) -> bool:
         """After a message that one side found too large: fail the call that must have been it.
 
-        Its step is given back, because the kernel never saw it. Returns False where no call under way is large.
+        Its step is given back, because the kernel never saw it.
+
+        Returns:
+            False where no call under way is large.
         """
         largest = max(self.pending.values(), key=lambda pending: pending.size, default=None)
         if largest is None or largest.size < SUSPECT_BYTES:
@@ -144,7 +147,7 @@ class Core(Generic[P]):
 
 
 class Patience:
-    """How long a broken stream is mended: the clock runs from the first break until the stream is of use again."""
+    """How long a broken stream is mended: the clock runs from the break until it is of use again."""
 
     def __init__(self, limit_s: float = PATIENCE_S) -> None:
         self._limit_s = limit_s
@@ -159,7 +162,7 @@ class Patience:
             self._ends, self._pause_s = None, FIRST_PAUSE_S
 
     def welcomed(self, *, owes: bool) -> None:
-        """A stream is open. That alone proves little while calls are owed, since one of them may break it again."""
+        """A stream is open. That proves little while answers are owed: one of those calls may break it."""
         self._welcomed = time.monotonic()
         if not owes:
             self.answered()
@@ -181,7 +184,8 @@ class Patience:
             self._ends = now + self._limit_s
         if self._ends <= now:
             raise KernelGone(
-                f"no kernel answered for {self._limit_s:g} s ({self.detail}); see `ringfence status`, then start the agent again"
+                f"no kernel answered for {self._limit_s:g} s ({self.detail}): see `ringfence status`,"
+                " then start the agent again"
             )
         return self._ends - now
 

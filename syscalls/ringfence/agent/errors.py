@@ -18,7 +18,7 @@ class RingfenceError(Exception):
         message: one line for people.
         reason: the kernel's name for it, such as `Denied`.
         metadata: facts as strings, such as `rule`, `audit_id`, `retry_after_ms`.
-        step: thread-wide sequence number of the call, as `ringfence steps` shows it; None where no call was journaled.
+        step: thread-wide sequence number of the call, as in `ringfence steps`; None where no call was made.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class KernelGone(RingfenceError):
 
 
 class NoLane(RingfenceError):
-    """The caller is a thread, task or process of which the library doesn't know in what order it was created."""
+    """The caller is a thread, task or process whose order of creation the library doesn't know."""
 
 
 class CheckpointUnreadable(RingfenceError):

@@ -1,7 +1,8 @@
 """Lanes: which concurrent task of the program a call belongs to.
 
-INVARIANT: a lane's id follows from the order in which its ancestors created tasks and from nothing else, so that a program
-started again meets its own journaled calls, however its tasks interleave. A lane is used by one thread or one task only.
+INVARIANT: a lane's id follows from the order in which its ancestors created tasks and from nothing else, so
+that a program started again meets its own journaled calls, however its tasks interleave. A lane is used by
+one thread or one task only.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Running:
 def check_quiet(lane: Lane, running: Running) -> None:
     """See that a checkpoint may be saved from here.
 
-    A restart from the checkpoint gives new tasks new lanes: what a task still under way did already would be done again.
+    A restart from the checkpoint gives new tasks new lanes: what a task under way had done would be done
+    again.
 
     Raises:
         InvalidRequest: not the main task, or other tasks are still running.
@@ -117,7 +119,7 @@ class ThreadLanes:
 
 
 class TaskLanes:
-    """Lanes of asyncio tasks: a task factory gives each new task the next child lane of the task that creates it."""
+    """Lanes of asyncio tasks: a task factory gives each new task the next child lane of its creator."""
 
     def __init__(self, root: Lane) -> None:
         self._lanes: weakref.WeakKeyDictionary[asyncio.Task[Any], Lane] = weakref.WeakKeyDictionary()

@@ -1,4 +1,4 @@
-"""What each method of the library sends and how it reads the answer. Both front ends use it; nothing here does I/O."""
+"""What each method of the library sends and how it reads the answer. For both front ends; no I/O."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -19,6 +18,7 @@ from ringfence.agent.values import Identity
 
 if TYPE_CHECKING:
     import uuid
+    from collections.abc import Callable, Generator, Iterable, Mapping
     from datetime import datetime
 
 T = TypeVar("T")
@@ -62,7 +62,8 @@ class Ringfence:
     def parallel(self, functions: Iterable[Callable[[], T]], *, limit: int = WORKERS) -> list[T]:
         """Run functions side by side and give their results in order.
 
-        Where some raise, all others are waited for, then the first error in order is raised; its notes name the rest.
+        Where some raise, all others are waited for, then the first error in order is raised with notes on
+        the rest.
 
         Args:
             functions: callables without arguments; each has a lane of its own.
@@ -104,8 +105,8 @@ def boot(
 ) -> Generator[Ringfence]:
     """Connect to the kernel that started this program.
 
-    The thread that enters the block is the main one. The end of the block waits for threads of `rf.thread`, unless it is
-    left by an exception.
+    The thread that enters the block is the main one. The end of the block waits for threads of `rf.thread`,
+    unless it is left by an exception.
 
     Args:
         checkpoint_version: version of the state this program saves and reads.

@@ -1,7 +1,8 @@
 """The stream for threads.
 
-There is no reader thread: of the callers that wait, one leads and reads answers for all, and hands over when its own has
-come. A single caller thus reads its answer itself, without a switch between threads (150 µs instead of 184 on a bare echo).
+There is no reader thread: of the callers that wait, one leads and reads answers for all, and hands over
+when its own has come. A single caller thus reads its answer itself, without a switch between threads (150
+µs instead of 184 on a bare echo).
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ class Session:
                 self._idle.set()
 
     def _abandon(self, pending: _Waiting, led: bool) -> None:
-        """Drop a call whose thread was interrupted. A stream left in the middle of a read can't be read again."""
+        """Drop a call whose thread was interrupted. A stream left in mid-read can't be read again."""
         with self._mutex:
             self._core.forget(pending)
             leads = led or pending.lead

@@ -1,4 +1,4 @@
-"""gRPC statuses → typed errors. The kernel puts `google.rpc.ErrorInfo{reason, metadata}` into the status details."""
+"""gRPC statuses → typed errors. The kernel puts `google.rpc.ErrorInfo` into the status details."""
 
 from __future__ import annotations
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringfence.agent import values, wire
 from ringfence.agent.errors import CommandFailed, InvalidRequest
 from ringfence.agent.operations import Json, Operation, StrPath, b64, unb64
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 # --- exec
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ringfence.agent.errors import CallFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import datetime
 
 T = TypeVar("T")
 
@@ -111,7 +113,7 @@ class SqlResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """An HTTP answer. Status codes of 400 and above are answers, too; `raise_for_status` makes errors of them."""
+    """An HTTP answer. Statuses of 400 and above are answers, too; `raise_for_status` makes errors of them."""
 
     status: int
     headers: Mapping[str, str]
@@ -176,7 +178,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versioned:
-    """A key of the shared state: whether it has a value, the value, and the version; 0 where it never existed."""
+    """A key of the shared state: whether it has a value, the value, the version (0: it never existed)."""
 
     found: bool
     value: Any

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ringfence.agent.errors import InvalidRequest, KernelGone, RingfenceError, from_reason
 from ringfence.v1.syscalls_pb2 import Call, Hello, Reply, StreamRequest, Welcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 VERSION: Final = "0.1.0"
 STREAM: Final = "/ringfence.v1.SyscallService/Stream"
@@ -23,6 +25,9 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
 )
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+_DECODER: Final = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,7 @@ def settings_from_environment(environment: Mapping[str, str] = os.environ) -> Se
     for name in ("RINGFENCE_SOCKET", "RINGFENCE_TOKEN"):
         if not environment.get(name):
             raise KernelGone(
-                f"`{name}` is not set: this program runs inside a sandbox only; start it with `ringfence submit`"
+                f"`{name}` is not set: this program runs in a sandbox only; start it with `ringfence submit`"
             )
     return Settings(socket=environment["RINGFENCE_SOCKET"], token=environment["RINGFENCE_TOKEN"])
 
@@ -75,7 +80,7 @@ def encode(action: str, arguments: Mapping[str, Any]) -> bytes:
         InvalidRequest: they aren't JSON, or too large for one message.
     """
     try:
-        data = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        data = _ENCODER.encode(arguments).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"arguments of `{action}` are not JSON: {error}; pass plain values") from None
     if len(data) > ARGUMENT_BYTES:
@@ -117,7 +122,9 @@ def result_of(reply: Reply) -> dict[str, Any]:
     if reply.HasField("failure"):
         failure = reply.failure
         raise from_reason(failure.reason, failure.message, failure.metadata, reply.step)
-    return json.loads(reply.result) if reply.result else {}
+    result = _DECODER.decode(reply.result.decode()) if reply.result else None
+    # An operator who settles a call may give any JSON as its result, also none.
+    return cast("dict[str, Any]", result) if isinstance(result, dict) else {}
 
 
 def same_thread(first: Welcome, again: Welcome) -> bool:

@@ -1,0 +1,241 @@
+"""Sending an HTTP call: one request, once, with the credential that the agent never sees.
+
+The clients of this process follow no redirects, keep no cookies, read no proxy settings from the environment
+and never retry. Whether the request had begun to leave is known exactly, from the transport's own trace, and
+decides between a plain failure and an unknown outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from dataclasses import dataclass, field
+from functools import cache
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from json import dumps
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, quote_plus
+
+import httpx
+from ringfence.syscalls.base import Call, Effect, HttpResource
+from ringfence.syscalls.errors import CallFailed, InvalidRequest, OutcomeUnknown, SnapshotFailed
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Iterable, Mapping
+
+    from ringfence.syscalls.http_common import Target
+
+BODY_BYTES_MAX: Final = 16 << 20
+REDACTED: Final = "[redacted]"
+CONNECTIONS_MAX: Final = 128
+
+_READABLE_ENCODINGS: Final = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
+# About the bytes on the wire, which the agent doesn't see, or a credential of the operator's session.
+_DROPPED_HEADERS: Final = frozenset(
+    {"content-encoding", "transfer-encoding", "connection", "keep-alive", "set-cookie", "set-cookie2"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the target answered: any status, redirects and errors too. Names of headers in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+@dataclass(slots=True)
+class _Sent:
+    """Whether the request has begun to leave this process."""
+
+    begun: bool = False
+
+    async def trace(self, name: str, info: Mapping[str, Any]) -> None:
+        """Called by the transport at each stage."""
+        del info
+        if name.endswith("send_request_headers.started"):
+            self.begun = True
+
+
+@dataclass(slots=True)
+class _Clients:
+    """The clients of one event loop, by whether they keep connections open."""
+
+    loop: asyncio.AbstractEventLoop
+    by_keeping: dict[bool, httpx.AsyncClient] = field(default_factory=dict[bool, httpx.AsyncClient])
+
+
+_current: list[_Clients] = []
+
+
+async def close_clients() -> None:
+    """Close every connection of this process; the kernel calls it last. Later calls open new ones."""
+    while _current:
+        for client in _current.pop().by_keeping.values():
+            await client.aclose()
+
+
+async def send(call: Call, body: bytes) -> Answer:
+    """Send the planned request.
+
+    Raises:
+        SnapshotFailed: the resource declares it destructive and no compensation; nothing is sent.
+        CallFailed: nothing was sent, or sending it again does nothing twice; `sent` in the metadata says
+            which.
+        OutcomeUnknown: it may have arrived, and the target takes no key.
+        Revoked: from `check_live`, before anything is sent.
+    """
+    target: Target = call.plan.data
+    resource = target.resource
+    if call.plan.effect is Effect.DESTROY:
+        raise SnapshotFailed(
+            f"`{target.method}` on `{resource.name}` destroys data and can't be undone: "
+            "the resource declares no compensation; the operator can change its `effects`"
+        )
+    sent = _Sent()
+    request = _request(call, target, body, sent)
+    timeout_s = min(resource.timeout_s, call.deadline_s)
+    # A kept connection may be closed by the target just as it is used, which would leave the outcome unknown.
+    client = _client(keep=call.plan.idempotent)
+    await call.failpoint("before_effect")
+    await call.check_live()
+    try:
+        async with asyncio.timeout(timeout_s):
+            answer = await _exchange(client, request, resource)
+    except TimeoutError:
+        raise _failure(call, target, sent, f"did not answer within {timeout_s:g} s") from None
+    except httpx.TransportError as error:
+        raise _failure(call, target, sent, _reason(error)) from None
+    await call.failpoint("after_effect")
+    return answer
+
+
+def _request(call: Call, target: Target, body: bytes, sent: _Sent) -> httpx.Request:
+    headers = {
+        "accept": "*/*",
+        "user-agent": "ringfence",
+        **target.headers,
+        **{name.lower(): value for name, value in target.resource.headers.items()},
+        "accept-encoding": "gzip, deflate",
+    }
+    if target.resource.idempotency_header is not None:
+        headers[target.resource.idempotency_header.lower()] = call.effect_id
+    url = httpx.URL(target.url)
+    if str(url) != target.url:
+        raise InvalidRequest(
+            f"`{target.url.partition('?')[0]}` can't be sent as it is written; escape its characters"
+        )
+    return httpx.Request(
+        target.method,
+        url,
+        headers=headers,
+        content=body if body or not target.reads else None,
+        extensions={"trace": sent.trace},
+    )
+
+
+async def _exchange(client: httpx.AsyncClient, request: httpx.Request, resource: HttpResource) -> Answer:
+    response = await client.send(request, stream=True)
+    try:
+        encoding = response.headers.get("content-encoding", "").strip().lower()
+        if encoding not in _READABLE_ENCODINGS:
+            raise CallFailed(
+                f"`{resource.name}` answered {response.status_code} in the encoding `{encoding}`, "
+                "which was not asked for; the request was carried out",
+                sent="yes",
+            )
+        parts: list[bytes] = []
+        size = 0
+        async for part in response.aiter_bytes():
+            size += len(part)
+            if size > BODY_BYTES_MAX:
+                raise CallFailed(
+                    f"`{resource.name}` answered {response.status_code} with more than "
+                    f"{BODY_BYTES_MAX} bytes; the request was carried out, ask for less",
+                    sent="yes",
+                )
+            parts.append(part)
+    except httpx.DecodingError as error:
+        raise CallFailed(
+            f"the answer of `{resource.name}` can't be decoded: {_reason(error)}", sent="yes"
+        ) from None
+    finally:
+        await response.aclose()
+    secrets = _spellings(resource.secrets)
+    headers = {
+        name.lower(): _redact(value.encode(), secrets).decode(errors="replace")
+        for name, value in response.headers.items()
+        if name.lower() not in _DROPPED_HEADERS and not (encoding and name.lower() == "content-length")
+    }
+    return Answer(status=response.status_code, headers=headers, body=_redact(b"".join(parts), secrets))
+
+
+def _failure(call: Call, target: Target, sent: _Sent, what: str) -> CallFailed | OutcomeUnknown:
+    name = target.resource.name
+    if not sent.begun:
+        return CallFailed(f"`{name}` {what}; nothing was sent", sent="no")
+    if call.plan.idempotent:
+        return CallFailed(f"`{name}` {what}; the request may have arrived", sent="maybe")
+    return OutcomeUnknown(
+        f"`{name}` {what}; the {target.method} may have arrived and the target takes no key; "
+        "an operator settles it with `ringfence resolve`",
+        sent="maybe",
+    )
+
+
+def _reason(error: httpx.TransportError | httpx.DecodingError) -> str:
+    """What happened, on one line and without address or credential."""
+    if isinstance(error, httpx.ConnectTimeout):
+        return "can't be reached in time"
+    if isinstance(error, httpx.ConnectError):
+        return "can't be reached"
+    if isinstance(error, httpx.TimeoutException):
+        return "did not answer in time"
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"broke the connection ({text[:200]})"
+
+
+def _spellings(secrets: Iterable[str]) -> list[bytes]:
+    """The forms in which an echo may carry a secret, longest first, so that none leaves a part of another."""
+    found: set[str] = set()
+    for secret in filter(None, secrets):
+        found |= {secret, quote(secret, safe=""), quote_plus(secret), dumps(secret)[1:-1]}
+        found.add(base64.b64encode(secret.encode()).decode())
+    return sorted((text.encode() for text in found), key=len, reverse=True)
+
+
+def _redact(data: bytes, spellings: Iterable[bytes]) -> bytes:
+    for spelling in spellings:
+        data = data.replace(spelling, REDACTED.encode())
+    return data
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return httpx.create_ssl_context(trust_env=False)
+
+
+def _client(*, keep: bool) -> httpx.AsyncClient:
+    loop = asyncio.get_running_loop()
+    clients = next((item for item in _current if item.loop is loop), None)
+    if clients is None:
+        clients = _Clients(loop)
+        _current.append(clients)
+    client = clients.by_keeping.get(keep)
+    if client is None:
+        client = httpx.AsyncClient(
+            verify=_tls(),
+            trust_env=False,
+            follow_redirects=False,
+            timeout=httpx.Timeout(None, pool=30.0),
+            limits=httpx.Limits(
+                max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX if keep else 0
+            ),
+            # INVARIANT: agents share these clients, so a cookie one of them is given must not be sent for
+            # another.
+            cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])),
+        )
+        clients.by_keeping[keep] = client
+    return client

@@ -1,0 +1,174 @@
+"""What the HTTP verbs plan in common: which resource a URL belongs to, what it does there, what may be sent.
+
+What is judged is what is sent: the canonical URL. Effects are the operator's word, in the resource's
+`effects`; where it says nothing, GET and HEAD read and every other verb leaves the system.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from ringfence.policy.canonical import UrlParts, canonical_port, canonical_url, split_url
+from ringfence.policy.matcher import match_url_path
+from ringfence.policy.problems import PatternError
+from ringfence.syscalls.base import Effect, Env, HttpResource, Plan, Question
+from ringfence.syscalls.errors import InvalidRequest, NoSuchResource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+HEADERS_MAX: Final = 64
+HEADER_BYTES_MAX: Final = 16 << 10
+
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+# One line of visible ASCII: no header can be smuggled in behind another.
+_HEADER_VALUE: Final = re.compile(r"[\x20-\x7e\t]*")
+# Of the connection, of the credential, of the way a request came, or another method in disguise.
+_REFUSED_HEADERS: Final = frozenset(
+    {
+        *("host", "content-length", "transfer-encoding", "connection", "keep-alive", "proxy-connection"),
+        *("te", "trailer", "upgrade", "expect", "accept-encoding"),
+        *("authorization", "proxy-authorization", "cookie"),
+        *("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"),
+        *("x-http-method", "x-http-method-override", "x-method-override"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a call goes, kept in `Plan.data`.
+
+    Attributes:
+        resource: the declared resource.
+        method: upper case.
+        url: canonical; what was judged and what is sent.
+        headers: the agent's own, checked; names in lower case.
+        reads: whether the verb only reads, so that sending it twice does nothing twice.
+    """
+
+    resource: HttpResource
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    reads: bool
+
+
+def plan_http(method: str, url: str, headers: Mapping[str, str], env: Env) -> Plan:
+    """Find the resource of a URL and what a call would do to it.
+
+    Args:
+        method: upper case.
+        url: as the agent wrote it.
+        headers: the agent's own.
+        env: what the kernel lends; its `http` are the declared resources.
+
+    Raises:
+        InvalidRequest: a URL that can be read in two ways, or a header that an agent may not set.
+        NoSuchResource: the URL lies below no declared resource.
+    """
+    try:
+        canonical = canonical_url(url)
+    except PatternError as error:
+        raise InvalidRequest(f"the URL can't be used: {error}") from None
+    found = _resource_of(canonical, env.http.values())
+    if found is None:
+        declared = ", ".join(f"`{env.http[name].base}` ({name})" for name in sorted(env.http)) or "none"
+        # A query may hold anything, so it is left out of the text.
+        raise NoSuchResource(
+            f"`{canonical.partition('?')[0]}` lies below no declared resource; declared: {declared}; "
+            "the operator can declare it in the kernel file"
+        )
+    resource, path = found
+    reads = method in ("GET", "HEAD")
+    effect = _effect_of(resource, method, path, reads=reads)
+    return Plan(
+        resource=canonical,
+        questions=(Question(action=f"http.{method.lower()}", resource=canonical),),
+        effect=effect,
+        # INVARIANT: a DESTROY is refused before anything is sent, so repeating it repeats nothing.
+        idempotent=reads or resource.idempotency_header is not None or effect is Effect.DESTROY,
+        data=Target(
+            resource=resource,
+            method=method,
+            url=canonical,
+            headers=_check_headers(headers, resource),
+            reads=reads,
+        ),
+    )
+
+
+def _resource_of(url: str, resources: Iterable[HttpResource]) -> tuple[HttpResource, str] | None:
+    """The most specific declared resource that a canonical URL lies below, and the path below its base."""
+    best: tuple[int, HttpResource, str] | None = None
+    target = split_url(url)
+    for resource in resources:
+        base = split_url(canonical_url(resource.base))
+        above = tuple(segment for segment in base.segments if segment)
+        # INVARIANT: component-wise. `/v1x` is not below `/v1`; another scheme, host or port is another
+        # target.
+        if (base.scheme, base.host, canonical_port(base.scheme, base.port)) != (
+            target.scheme,
+            target.host,
+            canonical_port(target.scheme, target.port),
+        ) or target.segments[: len(above)] != above:
+            continue
+        if best is None or len(above) > best[0]:
+            best = (len(above), resource, "/" + "/".join(target.segments[len(above) :]))
+    return None if best is None else best[1:]
+
+
+def _origin(parts: UrlParts) -> tuple[str, str, str]:
+    return parts.scheme, parts.host, canonical_port(parts.scheme, parts.port)
+
+
+@lru_cache(maxsize=256)
+def _base(base: str) -> tuple[tuple[str, str, str], tuple[str, ...]]:
+    parts = split_url(canonical_url(base))
+    return _origin(parts), tuple(segment for segment in parts.segments if segment)
+
+
+def _effect_of(resource: HttpResource, method: str, path: str, *, reads: bool) -> Effect | None:
+    """The effect where it is above the row's, else None. What a declaration can't lower stays as it is."""
+    for verb, pattern, effect in resource.effects:
+        if verb.upper() in ("*", method) and match_url_path(pattern, path):
+            if effect is Effect.DESTROY:
+                return Effect.DESTROY
+            # A WRITE is what the kernel can undo, and here it can't: it leaves the system like any other.
+            return Effect.EXTERNAL if reads and effect is not Effect.READ else None
+    return None
+
+
+def _check_headers(headers: Mapping[str, str], resource: HttpResource) -> Mapping[str, str]:
+    """The agent's headers, names in lower case.
+
+    Raises:
+        InvalidRequest: a header that belongs to the connection, to the operator or to nobody.
+    """
+    if len(headers) > HEADERS_MAX or sum(map(len, (*headers, *headers.values()))) > HEADER_BYTES_MAX:
+        raise InvalidRequest(
+            f"too many headers; at most {HEADERS_MAX} with {HEADER_BYTES_MAX} bytes are sent"
+        )
+    own = {name.lower() for name in resource.headers}
+    if resource.idempotency_header is not None:
+        own.add(resource.idempotency_header.lower())
+    checked: dict[str, str] = {}
+    for name, value in headers.items():
+        lower = name.lower()
+        if not _TOKEN.fullmatch(name):
+            raise InvalidRequest(f"{name!a} is no header name; use letters, digits and dashes")
+        if not _HEADER_VALUE.fullmatch(value):
+            raise InvalidRequest(
+                f"header `{name}` holds a line break or a character outside ASCII; remove it"
+            )
+        if lower in _REFUSED_HEADERS:
+            raise InvalidRequest(f"header `{name}` can't be set by an agent; leave it out")
+        if lower in own:
+            raise InvalidRequest(f"header `{name}` is set by the resource `{resource.name}`; leave it out")
+        if lower in checked:
+            raise InvalidRequest(f"header `{name}` is given twice; give it once")
+        checked[lower] = value
+    return checked

@@ -1,0 +1,39 @@
+"""`http.get`: fetch a URL of a declared resource."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from ringfence.syscalls.http_client import send
+from ringfence.syscalls.http_common import plan_http
+
+if TYPE_CHECKING:
+    from ringfence.syscalls.base import Call, Env, Plan
+
+
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """URL and headers."""
+
+    url: str = ""
+    headers: dict[str, str] = {}
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Status, headers and body."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def plan(arguments: Arguments, env: Env) -> Plan:
+    """Find the resource and what the call does to it; see `plan_http` for what is refused."""
+    return plan_http("GET", arguments.url, arguments.headers, env)
+
+
+async def run(call: Call, arguments: Arguments) -> Result:
+    """Send it once; see `send` for how it can fail."""
+    del arguments
+    answer = await send(call, b"")
+    return Result(status=answer.status, headers=answer.headers, body=answer.body)

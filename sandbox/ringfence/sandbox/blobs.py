@@ -42,7 +42,7 @@ class BlobStore:
         self._prefix = f"{os.getpid():x}-{secrets.token_hex(4)}"
 
     def prepare(self) -> None:
-        """Make the store's directories where they are missing, durable, and closed to everybody else."""
+        """Make the store's directories where they are missing: durable, and closed to others."""
         if (self._root / "tmp").is_dir() and (self._root / "blobs").is_dir():
             return
         for directory in (self._root, self._root / "blobs", self._root / "tmp"):
@@ -57,7 +57,7 @@ class BlobStore:
 
     @contextlib.contextmanager
     def temporary(self) -> Generator[tuple[int, Path]]:
-        """An empty file beside the blobs, for the caller to fill and rename; removed where it was not renamed."""
+        """An empty file for the caller to fill and rename; removed where it was not renamed."""
         path = self._root / "tmp" / f"{self._prefix}-{next(self._names):x}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -111,7 +111,7 @@ class Batch:
         known = self._blobs.setdefault(sha256, size)
         if known != size:
             raise SnapshotError("a file changed while it was captured; try again when nothing writes to it")
-        # A blob of an earlier point may not have reached the disk when its kernel died: its directory is synced again.
+        # A kernel may have died before a blob of its reached the disk, so a known blob's directory is synced too.
         self._directories |= {target.parent, target.parent.parent}
         if self._store.holds(sha256, size):
             return
@@ -136,7 +136,7 @@ class Batch:
         for sha256, size in self._blobs.items():
             if not self._store.holds(sha256, size):
                 raise SnapshotError(
-                    f"blob `{sha256[:12]}` of the rollback store reads back wrong; check the disk, then try again"
+                    f"blob `{sha256[:12]}` of the rollback store reads back wrong; check its disk"
                 )
 
 

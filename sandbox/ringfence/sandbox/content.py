@@ -25,7 +25,7 @@ def kind_of(mode: int) -> str:
 
 
 def version_of(facts: os.stat_result) -> str:
-    """Name the version of a file's content: no inode is ever changed in place, so its identity and time tell."""
+    """Name the version of a file's content: no inode is changed in place, so its identity and time tell."""
     return f"{facts.st_ino:x}-{facts.st_mtime_ns:x}-{facts.st_size:x}"
 
 

@@ -16,7 +16,7 @@ LONGEST_NAME = 255
 _REFUSED = frozenset({"Cc", "Cf", "Zl", "Zp"})
 
 
-class NameProblem(ValueError):
+class BadNameError(ValueError):
     """A requested path that can't be meant; the message is the user's line."""
 
 
@@ -28,16 +28,16 @@ def shown(path: str) -> str:
 def _check_unicode(path: str) -> str:
     for character in path:
         if unicodedata.category(character) in _REFUSED:
-            raise NameProblem(
+            raise BadNameError(
                 f"path `{shown(path)}` holds the invisible character U+{ord(character):04X}; remove it"
             )
     try:
         again = os.fsdecode(os.fsencode(path))
     except UnicodeEncodeError:
-        raise NameProblem(f"path `{shown(path)}` is not valid Unicode; give its name as UTF-8") from None
+        raise BadNameError(f"path `{shown(path)}` is not valid Unicode; give its name as UTF-8") from None
     if again != path:
         # Escaped bytes that together are valid UTF-8 would be a second spelling of the same name.
-        raise NameProblem(f"path `{shown(path)}` spells UTF-8 as escaped bytes; give the plain characters")
+        raise BadNameError(f"path `{shown(path)}` spells UTF-8 as escaped bytes; give the plain characters")
     return unicodedata.normalize("NFC", path)
 
 
@@ -52,26 +52,26 @@ def normalise(path: str) -> str:
         `/workspace` or `/workspace/a/b`: NFC, no `.`, no empty components.
 
     Raises:
-        NameProblem: empty, outside, `..`, invisible or undecodable characters, too long.
+        BadNameError: empty, outside, `..`, invisible or undecodable characters, too long.
     """
     if not path:
-        raise NameProblem("path is empty; give one below /workspace")
+        raise BadNameError("path is empty; give one below /workspace")
     if not (path.isascii() and path.isprintable()):
         path = _check_unicode(path)
     parts = [part for part in path.split("/") if part not in {"", "."}]
     if ".." in parts:
-        raise NameProblem(f"path `{path}` holds `..`; give it without")
+        raise BadNameError(f"path `{path}` holds `..`; give it without")
     if path[0] == "/":
         if not parts or parts[0] != "workspace":
-            raise NameProblem(f"path `{path}` is outside /workspace; give one below it")
+            raise BadNameError(f"path `{path}` is outside /workspace; give one below it")
         del parts[0]
     lexical = "/".join([WORKSPACE, *parts])
     if len(lexical) > LONGEST_NAME:
         if len(os.fsencode(lexical)) > LONGEST_PATH:
-            raise NameProblem(f"path is longer than {LONGEST_PATH} bytes; give a shorter one")
+            raise BadNameError(f"path is longer than {LONGEST_PATH} bytes; give a shorter one")
         for part in parts:
             if len(os.fsencode(part)) > LONGEST_NAME:
-                raise NameProblem(f"name `{part[:40]}…` is longer than {LONGEST_NAME} bytes; shorten it")
+                raise BadNameError(f"name `{part[:40]}…` is longer than {LONGEST_NAME} bytes; shorten it")
     return lexical
 
 
@@ -79,15 +79,15 @@ def relative(canonical: str) -> bytes:
     """Turn a canonical path into the bytes that are opened beneath the root; `.` for the root itself.
 
     Raises:
-        NameProblem: it is not one: every caller but a bug hands in what `canonical` or a walk gave.
+        BadNameError: it is not one: every caller but a bug hands in what `canonical` or a walk gave.
     """
     if canonical == WORKSPACE:
         return b"."
     if not canonical.startswith("/workspace/"):
-        raise NameProblem(f"path `{shown(canonical)}` is outside /workspace; give one below it")
+        raise BadNameError(f"path `{shown(canonical)}` is outside /workspace; give one below it")
     parts = canonical[11:].split("/")
     if "" in parts or "." in parts or ".." in parts or "\0" in canonical:
-        raise NameProblem(f"path `{shown(canonical)}` is not canonical; resolve it first")
+        raise BadNameError(f"path `{shown(canonical)}` is not canonical; resolve it first")
     return os.fsencode(canonical[11:])
 
 

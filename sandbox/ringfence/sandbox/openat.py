@@ -1,7 +1,7 @@
 """Opening beneath a directory so that no link, mount trick or rename leads out of it.
 
-One system call decides and opens, so there is nothing between a check and its use. Kernels without `openat2` (or a seccomp
-filter in front of it) get a walk that opens each component relative to the one before and never follows a link.
+One system call decides and opens, so there is nothing between a check and its use. Kernels without `openat2`, or
+with a filter in front of it, get a walk that opens each component relative to the one before and follows no link.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LONGEST = 4000  # bytes one system call takes; PATH_MAX is 4096 with its end
 _ATTEMPTS = 64
 
 PATH = os.O_PATH | os.O_CLOEXEC
-"""Flags for a handle on a file, directory or, together with `O_NOFOLLOW`, a link; ELOOP for a link without it."""
+"""Flags for a handle on a file or directory; ELOOP for a link."""
 LOOK = PATH | os.O_NOFOLLOW
 """Flags for a handle on whatever stands there, a link included."""
 FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY

@@ -78,7 +78,7 @@ class RestoreItem:
 
     Attributes:
         path: canonical path.
-        action: `restore` (another state stands there), `create` (nothing does) or `remove` (nothing was there before).
+        action: `restore` (another state stands there), `create` (nothing does) or `remove` (nothing was there).
         current: fingerprint when the plan was made.
         before: the state to bring back.
         parent_mtime_ns: time to give its directory back; None: leave it.
@@ -159,6 +159,18 @@ def dump(manifest: PointManifest) -> bytes:
     return line + b"\n" + json.dumps({"sha256": hashlib.sha256(line).hexdigest()}).encode("ascii") + b"\n"
 
 
+def _unseal(text: bytes, point: str) -> dict[str, Any]:
+    line, seal, end = text.split(b"\n")
+    if end or json.loads(seal)["sha256"] != hashlib.sha256(line).hexdigest():
+        raise ValueError("its checksum differs")
+    body: dict[str, Any] = json.loads(line)
+    if body["format"] != FORMAT:
+        raise ValueError(f"its format is {body['format']}, this version reads {FORMAT}")
+    if body["point"] != point:
+        raise ValueError(f"it is the manifest of `{body['point']}`")
+    return body
+
+
 def parse(text: bytes, point: str) -> PointManifest:
     """Read a manifest back.
 
@@ -166,14 +178,7 @@ def parse(text: bytes, point: str) -> PointManifest:
         SnapshotError: it is damaged, or from a later version.
     """
     try:
-        line, seal, end = text.split(b"\n")
-        if end or json.loads(seal)["sha256"] != hashlib.sha256(line).hexdigest():
-            raise ValueError("its checksum differs")
-        body: dict[str, Any] = json.loads(line)
-        if body["format"] != FORMAT:
-            raise ValueError(f"its format is {body['format']}, this version reads {FORMAT}")
-        if body["point"] != point:
-            raise ValueError(f"it is the manifest of `{body['point']}`")
+        body = _unseal(text, point)
         return PointManifest(
             point=point,
             size_bytes=body["size_bytes"],

@@ -58,7 +58,7 @@ class ReadResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchMatch:
-    """One hit. `line` counts from 1, 0 where only the name was asked for; `text` is cut to a bounded length."""
+    """One hit: `line` from 1, or 0 where only the name was asked for; `text` cut to a bounded length."""
 
     path: str
     line: int

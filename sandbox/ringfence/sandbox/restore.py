@@ -174,26 +174,33 @@ def _staged(tree: Tree, blobs: BlobStore, before: PointPath) -> Generator[bytes]
         times = (before.mtime_ns, before.mtime_ns)
         os.utime(name, ns=times, dir_fd=tree.staging_fd, follow_symlinks=False)
     else:
-        fd, name = tree.temporary()
-        try:
-            if before.inline is not None:
-                content.write_all(fd, before.inline)
-            else:
-                _copy_blob(blobs, before.blob, fd)
-            if content.hash_fd(fd) != before.blob:
-                raise SnapshotError(
-                    f"the copy of `{shown(before.path)}` came out wrong; check the disk, then try again"
-                )
-            _dress(fd, before)
-        except BaseException:
-            tree.drop(name)
-            raise
-        finally:
-            os.close(fd)
+        name = _stage_file(tree, blobs, before)
     try:
         yield name
     finally:
         tree.drop(name)
+
+
+def _stage_file(tree: Tree, blobs: BlobStore, before: PointPath) -> bytes:
+    fd, name = tree.temporary()
+    try:
+        if before.inline is not None:
+            content.write_all(fd, before.inline)
+        else:
+            _copy_blob(blobs, before.blob, fd)
+        whole = content.hash_fd(fd) == before.blob
+        _dress(fd, before)
+    except BaseException:
+        tree.drop(name)
+        raise
+    finally:
+        os.close(fd)
+    if not whole:
+        tree.drop(name)
+        raise SnapshotError(
+            f"the copy of `{shown(before.path)}` came out wrong; check the disk, then try again"
+        )
+    return name
 
 
 def _copy_blob(blobs: BlobStore, sha256: str, fd: int) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
 
 from ringfence.sandbox import openat
 from ringfence.sandbox.content import CHUNK
@@ -18,15 +17,6 @@ MOST_MATCHES = 1000
 _LONGEST_LINE = 400  # characters shown of one line
 _LONGEST_GLOB = 1024
 _MOST_BYTES = 1 << 30  # content read by one search
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """What to look for. Empty `glob` and `text` are no condition; `limit` 0 is `MOST_MATCHES`."""
-
-    glob: str
-    text: str
-    limit: int
 
 
 def _name_matches(pattern: str, name: str) -> bool:
@@ -114,39 +104,81 @@ def _shown(line: bytes, needle: bytes) -> str:
     return "".join(character if character.isprintable() or character == "\t" else "�" for character in text)
 
 
-class _Search:
-    def __init__(self, tree: Tree, query: Query, stop: Callable[[], bool]) -> None:
-        if "\n" in query.text or "\0" in query.text:
+class Search:
+    """One search below a directory.
+
+    Args:
+        tree: the workspace.
+        top: canonical path of the directory.
+        glob: on the path below it; empty: all.
+        text: literal text that a line has to contain; empty: names only.
+        limit: most matches; 0: `MOST_MATCHES`.
+        stop: asked now and then; True ends the search early.
+
+    Raises:
+        WorkspaceError: a glob, text or limit that can't be meant.
+    """
+
+    def __init__(
+        self, tree: Tree, top: str, *, glob: str, text: str, limit: int, stop: Callable[[], bool]
+    ) -> None:
+        if "\n" in text or "\0" in text:
             raise WorkspaceError("InvalidRequest", "`text` spans lines; give text of one line")
-        if query.limit < 0:
+        if limit < 0:
             raise WorkspaceError("InvalidRequest", "`limit` can't be negative; give 0 or more")
         self._tree = tree
+        self._top = top
         self._stop = stop
-        self._pattern = _compile(query.glob) if query.glob else None
-        self._needle = query.text.encode("utf-8", "surrogateescape")
-        self._limit = min(query.limit or MOST_MATCHES, MOST_MATCHES)
+        self._pattern = _compile(glob) if glob else None
+        self._needle = text.encode("utf-8", "surrogateescape")
+        self._limit = min(limit or MOST_MATCHES, MOST_MATCHES)
         self._bytes = 0
-        self.matches: list[SearchMatch] = []
-        self.withheld = 0
+        self._matches: list[SearchMatch] = []
+        self._withheld = 0
 
-    def wants(self, below: str) -> bool:
-        return self._pattern is None or matches(self._pattern, tuple(below.split("/")))
+    def names(self, names: Iterable[tuple[str, bool]]) -> list[str]:
+        """Those of the paths beneath the directory, as `Workspace.names` gives them, that the glob wants."""
+        found: list[str] = []
+        for path, directory in names:
+            if self._stop():
+                break
+            if not directory and self._wants(path):
+                found.append(path)
+        return found
 
-    def full(self) -> bool:
-        return len(self.matches) >= self._limit or self._bytes > _MOST_BYTES or self._stop()
+    def run(
+        self, names: Iterable[tuple[str, bool]], visible: Callable[[str], bool]
+    ) -> tuple[list[SearchMatch], int, bool]:
+        """Search as `Workspace.search` says."""
+        for path, directory in names:
+            if directory or not self._wants(path):
+                continue
+            if not visible(path):
+                self._withheld += 1
+            elif self._full() or not self._look(path):
+                return self._matches, self._withheld, True
+        return self._matches, self._withheld, False
+
+    def _wants(self, path: str) -> bool:
+        if self._pattern is None:
+            return True
+        return matches(self._pattern, tuple(path[len(self._top) + 1 :].split("/")))
+
+    def _full(self) -> bool:
+        return len(self._matches) >= self._limit or self._bytes > _MOST_BYTES or self._stop()
 
     def _count(self, size: int) -> None:
         self._bytes += size
 
-    def look(self, path: str) -> bool:
+    def _look(self, path: str) -> bool:
         """Add the matches of one file; False: there would have been more."""
         if not self._needle:
-            self.matches.append(SearchMatch(path=path, line=0, text=""))
+            self._matches.append(SearchMatch(path=path, line=0, text=""))
             return True
         try:
             fd = self._tree.open(path, openat.FILE)
         except PermissionError:
-            self.withheld += 1
+            self._withheld += 1
             return True
         except OSError:  # a link, or gone meanwhile: nothing of it can match
             return True
@@ -155,30 +187,9 @@ class _Search:
                 return True
             with contextlib.closing(_lines(fd, self._needle, self._count)) as lines:
                 for number, line in lines:
-                    if self.full():
+                    if self._full():
                         return False
-                    self.matches.append(SearchMatch(path=path, line=number, text=_shown(line, self._needle)))
+                    self._matches.append(SearchMatch(path=path, line=number, text=_shown(line, self._needle)))
         finally:
             os.close(fd)
         return True
-
-
-def run(
-    tree: Tree,
-    names: Iterable[tuple[str, bool]],
-    top: str,
-    query: Query,
-    visible: Callable[[str], bool],
-    stop: Callable[[], bool],
-) -> tuple[list[SearchMatch], int, bool]:
-    """Search as `Workspace.search` says, over `names` beneath `top` as `Workspace.names` gives them."""
-    search = _Search(tree, query, stop)
-    for path, directory in names:
-        if directory or not search.wants(path[len(top) + 1 :]):
-            continue
-        if not visible(path):
-            search.withheld += 1
-            continue
-        if search.full() or not search.look(path):
-            return search.matches, search.withheld, True
-    return search.matches, search.withheld, False

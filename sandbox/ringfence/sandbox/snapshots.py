@@ -11,14 +11,14 @@ import dataclasses
 import os
 import re
 import stat
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ringfence.sandbox import content, points, restore
 from ringfence.sandbox.blobs import Batch, BlobStore, sha256_of, store_error, sync_directory
 from ringfence.sandbox.capture import capture_path, parent_times
-from ringfence.sandbox.names import WORKSPACE, NameProblem, shown
+from ringfence.sandbox.names import WORKSPACE, BadNameError, shown
 from ringfence.sandbox.points import (
     PointManifest,
     PointPath,
@@ -52,7 +52,7 @@ class SnapshotStore:
         workspace: Workspace,
         paths: Sequence[str],
         *,
-        expect: Mapping[str, str] | None = None,
+        expect: Mapping[str, str] | Callable[[Sequence[PointPath]], Mapping[str, str]] | None = None,
         extra: Mapping[str, Any] | None = None,
         beneath: bool = True,
     ) -> PointManifest:
@@ -62,7 +62,8 @@ class SnapshotStore:
             point: id; a point of the same id is replaced.
             workspace: where the paths are.
             paths: canonical paths; one where nothing stands is kept as absent.
-            expect: fingerprint that each path is expected to have after the effect, by path.
+            expect: fingerprint that each path is expected to have after the effect, by path; or how to find them
+                from the before-images.
             extra: JSON to keep with it.
             beneath: a directory stands for all beneath it; False: for itself only.
 
@@ -84,7 +85,7 @@ class SnapshotStore:
                 point=point,
                 paths=tuple(entries),
                 size_bytes=sum(entry.size for entry in entries),
-                expect=dict(expect or {}),
+                expect=dict(expect(entries) if callable(expect) else expect or {}),
                 parents=parent_times(workspace.tree, wanted),
                 extra=dict(extra or {}),
             )
@@ -231,7 +232,7 @@ class SnapshotStore:
     def _guard(self, *, workspace: bool = False) -> Generator[None]:
         try:
             yield
-        except (WorkspaceError, NameProblem) as error:
+        except (WorkspaceError, BadNameError) as error:
             raise SnapshotError(str(error)) from error
         except OSError as error:
             if workspace:

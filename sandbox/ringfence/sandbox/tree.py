@@ -195,8 +195,10 @@ class Tree:
     def sweep(self) -> None:
         """Remove what a crash left in the staging directory. Only while nobody else works on this tree."""
         if self.staging.exists():
-            for name in os.listdir(self.staging_fd):
-                self.drop(os.fsencode(name))
+            with os.scandir(self.staging_fd) as entries:
+                left = [os.fsencode(entry.name) for entry in entries]
+            for name in left:
+                self.drop(name)
 
 
 def _remove_entry(fd: int, name: bytes) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from ringfence.sandbox import content, openat
-from ringfence.sandbox.names import WORKSPACE, NameProblem, normalise, parent, shown
+from ringfence.sandbox.names import WORKSPACE, BadNameError, normalise, parent, shown
 from ringfence.sandbox.records import WorkspaceError, workspace_error
 from ringfence.sandbox.tree import Tree
 
@@ -170,7 +170,7 @@ def extract_tar(
         raise WorkspaceError(
             "InvalidRequest", f"not a whole tar archive: {str(error).lower()}; send it again"
         ) from error
-    except NameProblem as error:
+    except BadNameError as error:
         raise WorkspaceError("InvalidRequest", f"in the archive, {error}") from error
     except OSError as error:
         raise workspace_error(error, str(error.filename or destination)) from error
@@ -184,11 +184,11 @@ def _extract(
     archive: tarfile.TarFile, member: tarfile.TarInfo, tree: Tree, times: list[tuple[str, int, int]]
 ) -> None:
     if member.name.startswith("/"):
-        raise NameProblem(f"path `{shown(member.name)}` is absolute; pack it relative")
+        raise BadNameError(f"path `{shown(member.name)}` is absolute; pack it relative")
     path = normalise(member.name)
     mtime_ns = int(float(member.mtime) * 1_000_000_000)
     if path == WORKSPACE and not member.isdir():
-        raise NameProblem(f"path `{shown(member.name)}` names no file; pack it again")
+        raise BadNameError(f"path `{shown(member.name)}` names no file; pack it again")
     tree.make_parents(path)
     if member.isdir():
         if path != WORKSPACE:
@@ -207,12 +207,12 @@ def _extract(
         with os.fdopen(fd, "rb") as stream:
             _extract_file(tree, path, member.mode & 0o777, mtime_ns, stream)
     else:
-        raise NameProblem(f"`{shown(member.name)}` is a device or pipe; leave it out")
+        raise BadNameError(f"`{shown(member.name)}` is a device or pipe; leave it out")
 
 
 def _extract_file(tree: Tree, path: str, mode: int, mtime_ns: int, stream: IO[bytes] | None) -> None:
     if tree.find(path) is not None:
-        raise NameProblem(f"`{shown(path)}` comes twice; pack it again")
+        raise BadNameError(f"`{shown(path)}` comes twice; pack it again")
     fd, name = tree.temporary()
     try:
         while stream is not None and (data := stream.read(content.CHUNK)):

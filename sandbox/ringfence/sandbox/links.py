@@ -1,0 +1,85 @@
+"""Following links inside a workspace, one component at a time, none out of it."""
+
+from __future__ import annotations
+
+import errno
+import stat
+
+from ringfence.sandbox.names import WORKSPACE, shown
+from ringfence.sandbox.records import WorkspaceError, workspace_error
+from ringfence.sandbox.tree import Tree
+
+_LINKS = 40  # most links in one path, as the operating system counts
+
+
+def resolve(tree: Tree, lexical: str, *, follow: bool) -> str:
+    """Give the path that a lexical path names once its links are followed. What was asked for need not exist.
+
+    Args:
+        tree: the workspace.
+        lexical: as `names.normalise` gives it.
+        follow: whether a link as the last component is followed too.
+
+    Raises:
+        WorkspaceError: a link leads outside, to nothing, or in a circle.
+    """
+    done: list[str] = []
+    todo = lexical.split("/")[:1:-1]
+    asked = len(todo)  # so many at the bottom were asked for; what lies above them was written in a link
+    links = 0
+    while todo:
+        name = todo.pop()
+        written = len(todo) >= asked
+        asked = min(asked, len(todo))
+        if name == "..":
+            if not done:
+                raise WorkspaceError("InvalidRequest", _leaves(lexical))
+            done.pop()
+            continue
+        here = "/".join([WORKSPACE, *done, name])
+        found, target = _look(tree, here, lexical)
+        if not found:
+            if written:
+                raise WorkspaceError("InvalidRequest", _dangles(lexical, here))
+            return "/".join([here, *todo[::-1]])
+        if target is None or (not follow and not todo):
+            done.append(name)
+            continue
+        links += 1
+        if links > _LINKS:
+            raise WorkspaceError(
+                "InvalidRequest", f"`{shown(lexical)}` is a loop of links; remove one of them"
+            )
+        if target.startswith("/"):
+            done.clear()
+        todo.extend(reversed(_parts(target, lexical)))
+    return "/".join([WORKSPACE, *done])
+
+
+def _look(tree: Tree, path: str, lexical: str) -> tuple[bool, str | None]:
+    """Whether something stands there, and where it points if it is a link."""
+    try:
+        facts = tree.lstat(path)
+        return True, tree.readlink(path) if stat.S_ISLNK(facts.st_mode) else None
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.EACCES}:
+            return False, None
+        raise workspace_error(error, lexical) from error
+
+
+def _parts(target: str, lexical: str) -> list[str]:
+    """Components that a link stands for; those of an absolute one count from the workspace."""
+    parts = [part for part in target.split("/") if part not in {"", "."}]
+    if not target.startswith("/"):
+        return parts
+    if parts[:1] != ["workspace"]:
+        raise WorkspaceError("InvalidRequest", _leaves(lexical))
+    return parts[1:]
+
+
+def _leaves(path: str) -> str:
+    return f"`{shown(path)}` leads out of /workspace through a link; name a path inside"
+
+
+def _dangles(path: str, target: str) -> str:
+    return f"`{shown(path)}` is a link to `{shown(target)}`, which does not exist; name that path itself"

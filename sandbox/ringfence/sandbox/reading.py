@@ -1,0 +1,342 @@
+"""Reading a workspace: the one name of a path, what stands there, what is in it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
+
+from ringfence.sandbox import content, links, openat, search
+from ringfence.sandbox.names import WORKSPACE, BadNameError, normalise, parent, shown
+from ringfence.sandbox.records import PathInfo, ReadResult, SearchMatch, WorkspaceError, workspace_error
+from ringfence.sandbox.tree import Tree
+
+
+class WorkspaceReader:
+    """The reading half of a workspace.
+
+    Args:
+        root: its directory on this host.
+        uid: host uid (and gid) that new files get; None: the kernel's own.
+
+    Raises:
+        WorkspaceError: the directory is not there.
+    """
+
+    def __init__(self, root: Path, *, uid: int | None = None) -> None:
+        self.root = root
+        try:
+            self.tree = Tree(root, uid=uid)
+        except OSError as error:
+            reason = (error.strerror or "").lower()
+            raise WorkspaceError("Internal", f"workspace `{root}` can't be opened: {reason}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the descriptors back; nothing else works afterwards."""
+        self.tree.close()
+
+    def sweep(self) -> None:
+        """Remove what a crash left half written. Only at start, while nobody else works on this workspace."""
+        try:
+            self.tree.sweep()
+        except OSError as error:
+            raise workspace_error(error, WORKSPACE) from error
+
+    # Names
+
+    def canonical(self, path: str, *, follow: bool = True) -> str:
+        """Resolve a requested path to the one name that policy decides on. The path need not exist.
+
+        Args:
+            path: absolute below /workspace, or relative to it.
+            follow: whether a link as the last component is followed too.
+
+        Raises:
+            WorkspaceError: outside /workspace, not sayable, or through a link that leads outside or nowhere.
+        """
+        try:
+            lexical = normalise(path)
+            try:
+                os.close(self.tree.open(lexical, openat.PATH if follow else openat.LOOK))
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    return links.resolve(self.tree, lexical, follow=follow)
+                if error.errno == errno.ENOENT and not path.isascii():
+                    self._check_spelling(path, lexical)
+                if error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.EACCES}:
+                    raise workspace_error(error, lexical) from error
+        except BadNameError as problem:
+            raise WorkspaceError("InvalidRequest", str(problem)) from problem
+        return lexical
+
+    def _check_spelling(self, path: str, lexical: str) -> None:
+        """Refuse a name that stands on the disk only in a form that requests are not compared in."""
+        raw = "/".join(part for part in path.split("/") if part not in {"", "."})
+        raw = f"/{raw}" if path.startswith("/") else f"{WORKSPACE}/{raw}"
+        if raw != lexical and self.tree.find(raw) is not None:
+            raise BadNameError(
+                f"`{shown(path)}` stands on the disk in another Unicode form than NFC; rename it"
+            )
+
+    # Reading
+
+    def read(self, path: str, offset: int = 0, limit: int = 0, *, max_bytes: int = 16 << 20) -> ReadResult:
+        """Read a part of a file.
+
+        Args:
+            path: canonical path.
+            offset: first byte.
+            limit: most bytes; 0: to the end.
+            max_bytes: never more than this, whatever `limit` says.
+
+        Raises:
+            WorkspaceError: not there, not a file, or a negative number.
+        """
+        found = self.read_within(path, offset, limit, max_bytes=max_bytes, only_below=None)
+        if found is None:
+            raise WorkspaceError("Internal", f"`{shown(path)}` could not be read")
+        return found
+
+    def read_within(
+        self, path: str, offset: int, limit: int, *, max_bytes: int, only_below: int | None
+    ) -> ReadResult | None:
+        """Read as `read` does, but give None where more than `only_below` bytes would be read."""
+        if offset < 0 or limit < 0:
+            raise WorkspaceError("InvalidRequest", "`offset` and `limit` can't be negative; give 0 or more")
+        try:
+            fd = self.tree.open(path, openat.FILE)
+            try:
+                facts = os.fstat(fd)
+                if not stat.S_ISREG(facts.st_mode):
+                    raise not_a_file(path, facts.st_mode)
+                size = max(0, min(limit or max_bytes, max_bytes, facts.st_size - offset))
+                if only_below is not None and size > only_below:
+                    return None
+                data = content.read_range(fd, offset, size)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise workspace_error(error, path) from error
+        return ReadResult(data=data, size_bytes=facts.st_size, version=content.version_of(facts))
+
+    def stat(self, path: str) -> PathInfo:
+        """Describe one canonical path; a link itself, not what it points at.
+
+        Raises:
+            WorkspaceError: not there.
+        """
+        try:
+            facts = self.tree.lstat(path)
+            return _info(path, facts, self.tree.readlink(path) if stat.S_ISLNK(facts.st_mode) else "")
+        except OSError as error:
+            raise workspace_error(error, path) from error
+
+    def existing_file(self, path: str) -> PathInfo | None:
+        """Describe the regular file at a canonical path; None where nothing stands.
+
+        Raises:
+            WorkspaceError: something else stands there.
+        """
+        try:
+            facts = self.tree.find(path)
+        except OSError as error:
+            raise workspace_error(error, path) from error
+        if facts is None:
+            return None
+        if not stat.S_ISREG(facts.st_mode):
+            raise not_a_file(path, facts.st_mode)
+        return _info(path, facts, "")
+
+    def version(self, path: str) -> tuple[int, str]:
+        """Size in bytes and version of what stands at a canonical path.
+
+        Raises:
+            WorkspaceError: not there.
+        """
+        try:
+            facts = self.tree.lstat(path)
+        except OSError as error:
+            raise workspace_error(error, path) from error
+        return facts.st_size, content.version_of(facts)
+
+    def missing_parents(self, path: str) -> list[str]:
+        """Directories that writing to a canonical path would make, outermost first.
+
+        Raises:
+            WorkspaceError: it lies beneath something that is not a directory.
+        """
+        try:
+            missing = self.tree.missing_parents(path)
+            above = self.tree.lstat(parent(missing[0] if missing else path))
+        except OSError as error:
+            raise workspace_error(error, path) from error
+        if not stat.S_ISDIR(above.st_mode):
+            raise workspace_error(OSError(errno.ENOTDIR, ""), path)
+        return missing
+
+    def list(self, path: str) -> list[PathInfo]:
+        """Describe the entries of one directory, in name order.
+
+        Raises:
+            WorkspaceError: not there, or not a directory.
+        """
+        try:
+            fd = self.tree.open(path, openat.DIRECTORY)
+        except OSError as error:
+            if error.errno == errno.ENOTDIR and self.tree.find(path) is not None:
+                raise WorkspaceError(
+                    "InvalidRequest", f"`{shown(path)}` is not a directory; read it instead"
+                ) from None
+            raise workspace_error(error, path) from error
+        try:
+            with os.scandir(fd) as entries:
+                names = sorted(entry.name for entry in entries)
+            found = [_entry(fd, path, name) for name in names]
+        except OSError as error:
+            raise workspace_error(error, path) from error
+        finally:
+            os.close(fd)
+        return [info for info in found if info is not None]
+
+    def names(self, path: str = WORKSPACE) -> Iterator[tuple[str, bool]]:
+        """All paths beneath a directory in path order, each with whether it is a directory; links not followed.
+
+        Raises:
+            WorkspaceError: not there, or a directory beneath can't be read.
+        """
+        pending = [(path, True)]
+        while pending:
+            here, directory = pending.pop()
+            if here != path:
+                yield here, directory
+            if not directory:
+                continue
+            try:
+                fd = self.tree.open(here, openat.DIRECTORY)
+            except OSError as error:
+                raise workspace_error(error, here) from error
+            try:
+                with os.scandir(fd) as entries:
+                    found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+            finally:
+                os.close(fd)
+            pending.extend((f"{here}/{name}", deeper) for name, deeper in reversed(found))
+
+    def walk(self, path: str = WORKSPACE) -> Iterator[PathInfo]:
+        """Describe all that lies beneath a directory, parents first, in path order; links not followed."""
+        for found, _ in self.names(path):
+            try:
+                yield self.stat(found)
+            except WorkspaceError as error:
+                if error.reason != "NoSuchResource":
+                    raise
+
+    def search(
+        self,
+        path: str,
+        glob: str,
+        text: str,
+        limit: int,
+        visible: Callable[[str], bool],
+        *,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> tuple[list[SearchMatch], int, bool]:
+        """Find files below a directory by name and content.
+
+        Args:
+            path: canonical path of the directory.
+            glob: on the path below it: `*` within a name, `**` across; empty: all.
+            text: literal text that a line has to contain; empty: names only.
+            limit: most matches; 0: 1000.
+            visible: whether a canonical path may be shown.
+            stop: asked now and then; True ends the search early.
+
+        Returns:
+            Matches in path order, the count of paths left out as not visible, and whether the search ended early.
+
+        Raises:
+            WorkspaceError: not a directory, or a glob or text that can't match.
+        """
+        query = search.Search(self.tree, path, glob=glob, text=text, limit=limit, stop=stop)
+        return query.run(self.names(path), visible)
+
+    def find(self, path: str, glob: str, *, stop: Callable[[], bool] = lambda: False) -> list[str]:
+        """Find the files and links below a directory whose path matches a glob, in path order.
+
+        Raises:
+            WorkspaceError: as `search`.
+        """
+        query = search.Search(self.tree, path, glob=glob, text="", limit=0, stop=stop)
+        return query.names(self.names(path))
+
+    def fingerprint(self, path: str) -> str:
+        """Identity of the state of one canonical path, for comparing before and after.
+
+        Returns:
+            `absent`, or the kind with permission bits and content hash or link target.
+
+        Raises:
+            WorkspaceError: it can't be read.
+        """
+        try:
+            facts = self.tree.find(path)
+            if facts is None:
+                return content.ABSENT
+            if stat.S_ISDIR(facts.st_mode):
+                return content.directory_fingerprint(facts.st_mode)
+            if stat.S_ISLNK(facts.st_mode):
+                return content.link_fingerprint(self.tree.readlink(path))
+            if not stat.S_ISREG(facts.st_mode):
+                return content.other_fingerprint(facts.st_mode)
+            return content.file_fingerprint(facts.st_mode, self.content_hash(path))
+        except OSError as error:
+            raise workspace_error(error, path) from error
+
+    def content_hash(self, path: str, tail: bytes = b"") -> str:
+        """SHA-256 in hex of a file's content followed by `tail`."""
+        try:
+            fd = self.tree.open(path, openat.FILE)
+            try:
+                return content.hash_fd(fd, tail)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise workspace_error(error, path) from error
+
+
+def _entry(fd: int, directory: str, name: str) -> PathInfo | None:
+    try:
+        facts = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        target = os.readlink(name, dir_fd=fd) if stat.S_ISLNK(facts.st_mode) else ""
+    except FileNotFoundError:  # it went while the directory was listed
+        return None
+    return _info(f"{directory}/{name}", facts, target)
+
+
+def _info(path: str, facts: os.stat_result, target: str) -> PathInfo:
+    return PathInfo(
+        path=path,
+        kind=content.kind_of(facts.st_mode),
+        size_bytes=facts.st_size if stat.S_ISREG(facts.st_mode) else 0,
+        mode=stat.S_IMODE(facts.st_mode),
+        modified_ns=facts.st_mtime_ns,
+        target=target,
+    )
+
+
+def not_a_file(path: str, mode: int) -> WorkspaceError:
+    """The refusal of something that is no regular file where one is needed."""
+    if stat.S_ISDIR(mode):
+        return WorkspaceError("InvalidRequest", f"`{shown(path)}` is a directory; name a file in it")
+    return WorkspaceError(
+        "InvalidRequest", f"`{shown(path)}` is not a regular file; only files can be used like this"
+    )

@@ -1,0 +1,70 @@
+"""fs.append: more content at the end of a file, all or nothing."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+from ringfence.sandbox import content
+from ringfence.syscalls import fs_common
+from ringfence.syscalls.base import Call, Env, Plan, Question, Rerun
+from ringfence.syscalls.fs_common import Change
+
+_NEW_FILE_MODE = 0o644
+
+
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Arguments of fs.append."""
+
+    path: str = ""
+    data: bytes = b""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Result of fs.append."""
+
+    size_bytes: int = 0
+    version: str = ""
+
+
+def plan(arguments: Arguments, env: Env) -> Plan:
+    """Resolve the path, which need not exist."""
+    path = fs_common.resolve(env, arguments.path)
+    return Plan(resource=path, questions=(Question(action="fs.append", resource=path),))
+
+
+async def run(call: Call, arguments: Arguments) -> Result:
+    """Append behind a rollback point."""
+    env, path = call.env, call.plan.resource
+
+    def prepare() -> Change:
+        fs_common.resolve_again(env, arguments.path, path)
+        old = env.workspace.existing_file(path)
+        expect = fs_common.new_parents(env, path)
+        if old is None:
+            digest = hashlib.sha256(arguments.data).hexdigest()
+        else:
+            digest = env.workspace.content_hash(path, arguments.data)
+        expect[path] = content.file_fingerprint(_NEW_FILE_MODE if old is None else old.mode, digest)
+        return Change(
+            paths=list(expect), expect=expect, effect=lambda: env.workspace.append(path, arguments.data)
+        )
+
+    async with env.lock():
+        size, version = await fs_common.protected(call, prepare)
+    return Result(size_bytes=size, version=version)
+
+
+async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
+    """Say what became of an append that a crash cut off."""
+    env, path = call.env, call.plan.resource
+    # Only the directories above it can be there in part: the file itself is as it was when this finishes it.
+    settled = await fs_common.settle(call, lambda _: _append(env, path, arguments.data))
+    if isinstance(settled, Rerun):
+        return settled
+    size, version = await fs_common.in_thread(lambda: env.workspace.version(path))
+    return Result(size_bytes=size, version=version)
+
+
+def _append(env: Env, path: str, data: bytes) -> None:
+    env.workspace.append(path, data)

@@ -1,0 +1,273 @@
+"""What the fs.* bodies share: refusals, the order of a protected change, and what recovery makes of one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import msgspec
+from ringfence.sandbox import content
+from ringfence.sandbox.names import shown
+from ringfence.sandbox.records import PathInfo
+from ringfence.sandbox.snapshots import PointManifest, PointPath, SnapshotError
+from ringfence.sandbox.workspace import WorkspaceError
+from ringfence.syscalls import errors
+from ringfence.syscalls.base import Call, Env, Question, Rerun
+
+T = TypeVar("T")
+
+FIRST_QUESTIONS = 20_000
+"""Paths beneath a directory that a plan asks about; `run` asks about the rest under the workspace's lock."""
+_BATCH = 256  # questions between two turns of the event loop
+
+
+class FileInfo(msgspec.Struct, frozen=True):
+    """One path, as `FileInfo` of the protocol."""
+
+    path: str = ""
+    kind: str = ""
+    size_bytes: int = 0
+    mode: int = 0
+    modified_at: str = ""
+    target: str = ""
+
+
+class SearchMatch(msgspec.Struct, frozen=True):
+    """One hit, as `SearchMatch` of the protocol."""
+
+    path: str = ""
+    line: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of the workspace that is about to run.
+
+    Attributes:
+        paths: canonical paths whose before-images are taken.
+        expect: fingerprint each is expected to have afterwards, or how to find it from the before-images.
+        effect: does it; returns what the result is made of.
+        beneath: whether a directory among the paths stands for all beneath it.
+        extra: kept in the point for recovery.
+    """
+
+    paths: Sequence[str]
+    expect: Mapping[str, str] | Callable[[Sequence[PointPath]], Mapping[str, str]]
+    effect: Callable[[], Any]
+    beneath: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+_REASONS: dict[str, type[errors.SyscallError]] = {
+    "InvalidRequest": errors.InvalidRequest,
+    "NoSuchResource": errors.NoSuchResource,
+    "Conflict": errors.Conflict,
+    "NoSpace": errors.CallFailed,
+    "Failed": errors.CallFailed,
+    "Internal": errors.Internal,
+}
+
+
+def refusal(error: WorkspaceError) -> errors.SyscallError:
+    """Turn the workspace's error into the syscall's: the one place where that is decided."""
+    return _REASONS.get(error.reason, errors.Internal)(str(error))
+
+
+def resolve(env: Env, path: str, *, follow: bool = True) -> str:
+    """Give the canonical path, or raise the syscall's error."""
+    try:
+        return env.workspace.canonical(path, follow=follow)
+    except WorkspaceError as error:
+        raise refusal(error) from error
+
+
+def resolve_again(env: Env, path: str, decided: str, *, follow: bool = True) -> None:
+    """Make sure, under the workspace's lock, that a path still is the one that was decided on.
+
+    Raises:
+        Conflict: it resolves to another path now.
+    """
+    now = resolve(env, path, follow=follow)
+    if now != decided:
+        raise errors.Conflict(
+            f"`{shown(path)}` resolved to `{shown(decided)}` and is `{shown(now)}` now; call again"
+        )
+
+
+def is_sayable(path: str) -> bool:
+    """Whether a path can be put into a message: names that are not UTF-8 can't."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def file_info(info: PathInfo) -> FileInfo:
+    """Put a path's facts into the protocol's form."""
+    seconds, nanos = divmod(info.modified_ns, 1_000_000_000)
+    try:
+        moment = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        modified_at = f"{moment}.{nanos // 1000:06d}Z"
+    except (OverflowError, ValueError, OSError):  # a time that no calendar has
+        modified_at = ""
+    target = info.target.encode("utf-8", "replace").decode()
+    return FileInfo(
+        path=info.path,
+        kind=info.kind,
+        size_bytes=info.size_bytes,
+        mode=info.mode,
+        modified_at=modified_at,
+        target=target,
+    )
+
+
+async def in_thread(function: Callable[[], T], *, effect: bool = False) -> T:
+    """Run blocking work in a thread and never leave it running behind: a cancelled caller waits for its end.
+
+    Args:
+        function: the work.
+        effect: it changes the world: then its result counts even when the caller was cancelled meanwhile, because the
+            record must say what happened.
+    """
+    future = asyncio.get_running_loop().run_in_executor(None, function)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        while not future.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+        if effect:
+            return future.result()
+        future.exception()
+        raise
+
+
+async def visible_only(env: Env, action: str, paths: Sequence[str]) -> list[str]:
+    """Those paths that policy lets the agent see, without holding the event loop for long."""
+    seen: list[str] = []
+    for number, path in enumerate(paths, 1):
+        if is_sayable(path) and env.visible(action, path):
+            seen.append(path)
+        if number % _BATCH == 0:
+            await asyncio.sleep(0)
+    return seen
+
+
+async def require_all(call: Call, questions: Sequence[Question]) -> None:
+    """`call.require` in pieces, without holding the event loop for long."""
+    for start in range(0, len(questions), _BATCH):
+        await call.require(questions[start : start + _BATCH])
+        await asyncio.sleep(0)
+
+
+async def protected(call: Call, prepare: Callable[[], Change]) -> Any:
+    """Run a change behind its rollback point. The caller holds the workspace's lock.
+
+    Args:
+        call: the call in flight.
+        prepare: looks at the workspace and says what will be done; runs in a thread.
+
+    Returns:
+        What the change's effect returned.
+
+    Raises:
+        SnapshotFailed: no verified point; nothing changed.
+        SyscallError: the workspace refuses; nothing changed.
+    """
+
+    def capture() -> tuple[Change, PointManifest]:
+        change = prepare()
+        store = call.env.snapshots
+        manifest = store.capture(
+            f"p{call.step}",
+            call.env.workspace,
+            change.paths,
+            expect=change.expect,
+            extra=change.extra,
+            beneath=change.beneath,
+        )
+        return change, manifest
+
+    try:
+        change, manifest = await in_thread(capture)
+    except WorkspaceError as error:
+        raise refusal(error) from error
+    except SnapshotError as error:
+        raise errors.SnapshotFailed(f"no rollback point, so nothing was changed: {error}") from error
+    call.add_point([entry.path for entry in manifest.paths], "workspace", manifest.size_bytes)
+    await call.failpoint("before_effect")
+    await call.check_live()
+    try:
+        done = await in_thread(change.effect, effect=True)
+    except WorkspaceError as error:
+        raise refusal(error) from error
+    await call.failpoint("after_effect")
+    return done
+
+
+async def settle(call: Call, finish: Callable[[PointManifest], None]) -> PointManifest | Rerun:
+    """Find out, after a crash, whether a protected change happened, and finish one that happened in part.
+
+    Args:
+        call: the call in flight; its rollback point says what was and what should be.
+        finish: completes the change when every path is as it was or as it should be; runs in a thread.
+
+    Returns:
+        The point when the change is done, `RERUN` when nothing of it happened.
+
+    Raises:
+        OutcomeUnknown: a path is neither as it was nor as it should be, or the point is damaged.
+    """
+    env = call.env
+    try:
+        manifest = await in_thread(lambda: env.snapshots.load(f"p{call.step}"))
+    except SnapshotError as error:
+        raise errors.OutcomeUnknown(f"can't tell whether step {call.step} happened: {error}") from error
+    if manifest is None:
+        return Rerun.RERUN
+    async with env.lock():
+        try:
+            done, untouched = await in_thread(lambda: _compare(env, manifest))
+            if untouched and not done:
+                return Rerun.RERUN
+            if not done:
+                await call.check_live()
+                await in_thread(lambda: finish(manifest), effect=True)
+                done, _ = await in_thread(lambda: _compare(env, manifest))
+                if not done:
+                    raise errors.OutcomeUnknown(
+                        f"step {call.step} could not be finished; settle it with `ringfence resolve`"
+                    )
+        except WorkspaceError as error:
+            raise errors.OutcomeUnknown(f"can't tell whether step {call.step} happened: {error}") from error
+    call.add_point([entry.path for entry in manifest.paths], "workspace", manifest.size_bytes)
+    return manifest
+
+
+def _compare(env: Env, manifest: PointManifest) -> tuple[bool, bool]:
+    """Whether all paths are as they should be, and whether all are as they were."""
+    done = untouched = True
+    for entry in manifest.paths:
+        current = env.workspace.fingerprint(entry.path)
+        expected = manifest.expect.get(entry.path, entry.before)
+        if current not in {expected, entry.before}:
+            raise errors.OutcomeUnknown(
+                f"`{shown(entry.path)}` is neither as it was before the crash nor as the call would have left it; "
+                "look at it and settle the step with `ringfence resolve`",
+                path=shown(entry.path),
+            )
+        done = done and current == expected
+        untouched = untouched and current == entry.before
+    return done, untouched
+
+
+def new_parents(env: Env, path: str) -> dict[str, str]:
+    """The directories that writing to a path would make, with the fingerprint they will have."""
+    made = content.directory_fingerprint(0o755)
+    return dict.fromkeys(env.workspace.missing_parents(path), made)

@@ -1,0 +1,74 @@
+"""fs.write: a file's whole content, old or new, all or nothing."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+from ringfence.sandbox import content
+from ringfence.syscalls import errors, fs_common
+from ringfence.syscalls.base import Call, Env, Plan, Question, Rerun
+from ringfence.syscalls.fs_common import Change
+
+_NEW_FILE_MODE = 0o644
+_MOST_MODE = 0o777
+
+
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Arguments of fs.write."""
+
+    path: str = ""
+    data: bytes = b""
+    mode: int = 0
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Result of fs.write."""
+
+    size_bytes: int = 0
+    version: str = ""
+
+
+def plan(arguments: Arguments, env: Env) -> Plan:
+    """Resolve the path, which need not exist."""
+    if not 0 <= arguments.mode <= _MOST_MODE:
+        raise errors.InvalidRequest(
+            f"mode `{arguments.mode:o}` is not between 0 and 777 (octal); give permission bits only"
+        )
+    path = fs_common.resolve(env, arguments.path)
+    return Plan(resource=path, questions=(Question(action="fs.write", resource=path),))
+
+
+async def run(call: Call, arguments: Arguments) -> Result:
+    """Write behind a rollback point."""
+    env, path = call.env, call.plan.resource
+    mode = arguments.mode or _NEW_FILE_MODE
+
+    def prepare() -> Change:
+        fs_common.resolve_again(env, arguments.path, path)
+        old = env.workspace.existing_file(path)
+        expect = fs_common.new_parents(env, path)
+        bits = mode if old is None else old.mode
+        expect[path] = content.file_fingerprint(bits, hashlib.sha256(arguments.data).hexdigest())
+        return Change(
+            paths=list(expect), expect=expect, effect=lambda: env.workspace.write(path, arguments.data, mode)
+        )
+
+    async with env.lock():
+        size, version = await fs_common.protected(call, prepare)
+    return Result(size_bytes=size, version=version)
+
+
+async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
+    """Say what became of a write that a crash cut off."""
+    env, path = call.env, call.plan.resource
+    mode = arguments.mode or _NEW_FILE_MODE
+    settled = await fs_common.settle(call, lambda _: _write(env, path, arguments.data, mode))
+    if isinstance(settled, Rerun):
+        return settled
+    size, version = await fs_common.in_thread(lambda: env.workspace.version(path))
+    return Result(size_bytes=size, version=version)
+
+
+def _write(env: Env, path: str, data: bytes, mode: int) -> None:
+    env.workspace.write(path, data, mode)

@@ -19,6 +19,7 @@ from ringfence.console import (
     commands_submit,
     commands_undo,
 )
+from ringfence.console.errors import ReaderGone
 from ringfence.console.guard import Guard
 from ringfence.console.session import Branch, global_options
 from ringfence.kernel.config import VERSION
@@ -59,6 +60,13 @@ class Root(click.Group):
             guard.code = code if isinstance(code, int) else 0
             sys.stdout.flush()
         sys.exit(guard.code)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; click has an exit code of its own for a broken pipe, so it never sees one."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ReaderGone from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by what they are for."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 commands = Commands()
 
 _FREE_BYTES_MIN = 1 << 30
-_OTHERS = 0o077
 _PYTHON_MIN = (3, 11)
 
 
@@ -50,7 +49,7 @@ class Check:
 def doctor(session: Session) -> int:
     """Say what this host can enforce, each missing piece with its fix.
 
-    Nothing is assumed, each wall is tried. Works without a kernel. Exit 1 when a default sandbox can't be enforced.
+    Nothing is assumed, each wall is tried. Works without a kernel. Exit 1: no default sandbox here.
     """
     checks = [*_walls(session.data), _postgres(), _space(session.data), _directory(session.data), _host()]
     missing = [check.name for check in checks if check.required and not check.ok]
@@ -129,8 +128,13 @@ def _directory_problem(data: Path) -> tuple[str, str] | None:
         return f"{data} is not a directory", "give another one with `--data`"
     if facts.st_uid != os.geteuid():
         return f"{data} belongs to uid {facts.st_uid}", "run as that user, or give another one with `--data`"
-    if facts.st_mode & _OTHERS:
-        return f"{data} is open to other users (mode {stat.S_IMODE(facts.st_mode):04o})", f"chmod 700 {data}"
+    # Agents of a root kernel have uids of their own: they pass through, but can't list.
+    mode = 0o711 if os.geteuid() == 0 else 0o700
+    if stat.S_IMODE(facts.st_mode) & ~mode:
+        return (
+            f"{data} is open to other users (mode {stat.S_IMODE(facts.st_mode):04o})",
+            f"chmod {mode:o} {data}",
+        )
     if not os.access(data, os.W_OK | os.X_OK):
         return f"{data} can't be written", f"chmod 700 {data}"
     return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from ringfence.console import detach as background
 from ringfence.console import render
-from ringfence.console.documents import record
+from ringfence.console.documents import items, record
 from ringfence.console.durations import parse_duration_ms
 from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.session import Commands, Session
@@ -54,7 +56,7 @@ def up(session: Session, config: Path | None, dsn: str | None, detach: bool, lis
             *(["--listen", listen] if listen is not None else []),
         ]
         status = background.start_in_background(session, arguments, dsn)
-        _announce(session, {key: status.get(key) for key in ("pid", "listen", "data", "version")})
+        _announce(session, {key: status.get(key) for key in ("pid", "listen", "data")})
         return ExitCode.OK
     settings = Settings(data=session.data, dsn=dsn or None, config=config, listen=listen)
     return _run(session, settings)
@@ -114,15 +116,17 @@ def status(session: Session) -> int:
 def reload(session: Session) -> int:
     """Read the kernel file again; a bad one keeps the last good one."""
     document = session.client().call("Reload")
-    config = record(document, "config") or document
     if session.as_json:
         render.emit(document)
-    elif not config.get("error"):
+    else:
+        names = ", ".join(str(name) for name in items(document, "resources"))
         render.facts(
-            [("config", config.get("file") or "none"), ("loaded", config.get("loaded_at")), ("state", "ok")]
+            [
+                ("config", document.get("file") or "none"),
+                ("loaded", document.get("loaded_at")),
+                ("resources", names or "none"),
+            ]
         )
-    if config.get("error"):
-        raise ConsoleError(f"{config['error']}; the last good version stays in force", ExitCode.USAGE)
     return ExitCode.OK
 
 
@@ -146,27 +150,33 @@ def demo(session: Session) -> int:
 def _run(session: Session, settings: Settings) -> int:
     # The kernel pulls in everything; the other commands must not wait for that.
     module = import_module("ringfence.kernel.main")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("ringfence").setLevel(logging.INFO)
 
-    def announce(document: Mapping[str, Any]) -> None:
-        _announce(session, document)
+    def announce(line: str) -> None:
+        if session.as_json:
+            _announce(session, {"pid": os.getpid(), "listen": session.address, "data": str(session.data)})
+        else:
+            render.say(line)
+        sys.stdout.flush()
 
     try:
-        return int(module.run(settings, announce=announce))
+        return int(module.run(settings, announce))
     except module.StartError as error:
-        raise ConsoleError(error.message, error.exit_code) from None
+        raise ConsoleError(str(error), error.exit_code) from None
 
 
 def _announce(session: Session, document: Mapping[str, Any]) -> None:
     if session.as_json:
         render.emit(document)
     else:
-        render.facts([(key, document.get(key)) for key in ("listen", "pid", "data") if document.get(key)])
+        render.facts([(key, document.get(key)) for key in ("listen", "pid", "data")])
 
 
 def _is_well(document: Mapping[str, Any]) -> bool:
     database = record(document, "database")
     config = record(document, "config")
-    return database.get("state", "up") == "up" and not config.get("error")
+    return database.get("state") == "ok" and not config.get("error")
 
 
 def _status_facts(document: Mapping[str, Any]) -> list[tuple[str, object]]:

@@ -81,8 +81,8 @@ def points(session: Session, words: tuple[str, ...]) -> int:
 def rollback(session: Session, agent: str, **options: Unpack[_RollbackOptions]) -> int:
     """Put workspace, kernel state and reversible targets back.
 
-    On a terminal the changes are shown first and you are asked. A point from just before is kept, so it can be
-    rolled back in turn. What others changed since is left alone and listed; then the exit code is 5.
+    On a terminal the changes are shown first and you are asked. A point from just before is kept, so it
+    can be rolled back in turn. What others changed since is left alone and listed; then the exit code is 5.
     """
     client = session.client()
     fields = {"agent": agent, "to": options["to"], "path": options["path"]}

@@ -38,6 +38,10 @@ class ConsoleError(Exception):
         self.code = int(code)
 
 
+class ReaderGone(Exception):  # noqa: N818 - it is no fault of anyone
+    """Whoever read standard output went away."""
+
+
 def os_error_text(error: OSError) -> str:
     """Say in lower case why the operating system refused, such as `no such file or directory`."""
     return (error.strerror or str(error)).lower()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import click
-from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
+from ringfence.console.errors import ConsoleError, ExitCode, ReaderGone, os_error_text
 from ringfence.console.text import safe
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _explain(error: BaseException) -> int:
         return ExitCode.USAGE
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return ExitCode.INTERRUPTED
-    if isinstance(error, BrokenPipeError):
+    if isinstance(error, BrokenPipeError | ReaderGone):
         _abandon_output()
         return ExitCode.PIPE
     if isinstance(error, OSError):
@@ -112,9 +112,7 @@ def _abandon_output() -> None:
     """Send what is still buffered nowhere: flushing it at exit would fail a second time, loudly."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                if stream is not sys.stderr:
-                    os.dup2(nowhere, stream.fileno())
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            os.dup2(nowhere, sys.stdout.fileno())
     finally:
         os.close(nowhere)

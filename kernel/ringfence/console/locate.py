@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ringfence.console.documents import as_record
 from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
+from ringfence.kernel.config import Layout
 
 SOCKET_PATH_BYTES_MAX = 107
 _PROBE_S = 10.0
@@ -32,9 +33,8 @@ def address_of(data: Path, connect: str | None) -> str:
     except OSError as error:
         raise _refused(str(data), error) from None
     listen = as_record(known).get("listen")
-    return (
-        listen if isinstance(listen, str) and listen.startswith("unix:") else f"unix:{data / 'operator.sock'}"
-    )
+    socket_path = Layout(data=data, run=data / "run").operator_socket
+    return listen if isinstance(listen, str) and listen.startswith("unix:") else f"unix:{socket_path}"
 
 
 def probe(address: str) -> None:

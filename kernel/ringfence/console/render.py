@@ -37,8 +37,12 @@ _COLOURS = {
     "denied": "red",
     "missing": "red",
     "create": "green",
+    "created": "green",
     "remove": "red",
+    "removed": "red",
     "modify": "yellow",
+    "modified": "yellow",
+    "away": "red",
     "restore": "green",
 }
 

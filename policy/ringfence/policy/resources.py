@@ -15,7 +15,7 @@ from ringfence.policy.reader import Reader
 from ringfence.policy.strict_yaml import Items, Node, Scalar, Table
 
 KEYS: Final = {
-    "postgres": ("type", "dsn", "environment", "untrusted"),
+    "postgres": ("type", "dsn", "embedded", "environment", "untrusted"),
     "http": ("type", "base", "auth", "effects", "idempotency_header", "environment", "untrusted", "timeout"),
     "llm": ("type", "base", "protocol", "models", "price", "auth", "environment", "untrusted", "timeout"),
     "auth": ("bearer", "basic", "header"),
@@ -31,6 +31,7 @@ METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "*")
 EFFECTS: Final = ("read", "write", "destroy", "external")
 PROTOCOLS: Final = ("openai",)
 _RESOURCE: Final = re.compile(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", re.ASCII)
+_EMBEDDED: Final = re.compile(r"[a-z][a-z0-9_]{0,61}", re.ASCII)
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII)
 _OWN_HEADERS: Final = frozenset(
     ("host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer")
@@ -82,6 +83,7 @@ class ResourceDecl:
         environment: a word such as `staging`, for people and conditions.
         untrusted: whether what it answers taints an agent.
         dsn: postgres: connection string, or the secret that holds it.
+        embedded: postgres: a database of this name in the kernel's own embedded server, instead of a `dsn`.
         base: http and llm: canonical URL without trailing slash.
         auth: http and llm: credential, None for none.
         effects: http: in the order of the file, the first match counts.
@@ -98,6 +100,7 @@ class ResourceDecl:
     environment: str = ""
     untrusted: bool = False
     dsn: str | SecretRef = ""
+    embedded: bool = False
     base: str = ""
     auth: Auth | None = None
     effects: tuple[EffectDecl, ...] = ()
@@ -162,8 +165,15 @@ def _optional_name(reader: Reader, node: Node | None, what: str) -> str:
 
 
 def _postgres(reader: Reader, base: ResourceDecl, node: Node, nodes: Mapping[str, Node]) -> ResourceDecl:
+    embedded = "embedded" in nodes and bool(reader.flag(nodes["embedded"], f"{base.name}.embedded"))
+    if embedded:
+        if "dsn" in nodes:
+            reader.wrong(nodes["dsn"], f"`{base.name}` has both `dsn` and `embedded`", "keep one of them")
+        if _EMBEDDED.fullmatch(base.name) is None:
+            reader.wrong(node, f"`{base.name}` can't name an embedded database", "use lower-case letters, digits and `_`")
+        return replace(base, embedded=True)
     if "dsn" not in nodes:
-        reader.wrong(node, f"the resource `{base.name}` has no `dsn`", "add `dsn: {secret: NAME}`")
+        reader.wrong(node, f"the resource `{base.name}` has no `dsn`", "add `dsn: {secret: NAME}` or `embedded: true`")
         return base
     dsn = _text_or_secret(reader, nodes["dsn"], f"{base.name}.dsn")
     if isinstance(dsn, str) and dsn and _URL_DSN.fullmatch(dsn) is None and "=" not in dsn:

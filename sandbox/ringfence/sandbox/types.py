@@ -20,6 +20,7 @@ class ExitReason(StrEnum):
     SIGNAL = "signal"
     MEMORY = "memory"
     TIMEOUT = "timeout"
+    DISK = "disk"
     KILLED = "killed"
 
 
@@ -101,13 +102,16 @@ class CommandSpec:
 class CommandResult:
     """What a command left: its exit, where its output is, and the upper layer.
 
-    `stdout` and `stderr` are files on this host with everything it wrote, bounded by the disk limit.
+    `stdout` and `stderr` are files on this host with everything it wrote, bounded by the disk limit: of a longer stream
+    they hold the beginning and the end. `stdout_bytes` and `stderr_bytes` count all of it; None: the file's size.
     """
 
     exit: Exit
     upper: Path
     stdout: Path
     stderr: Path
+    stdout_bytes: int | None = None
+    stderr_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

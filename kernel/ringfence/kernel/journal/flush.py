@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
     from ringfence.kernel.journal.wire import Statement, Wire
 
-SMALL_ROWS_MAX = 4
+SMALL_ROWS_MAX = 8
 
 PREPARED = (
-    "row_type", "began", "end_session", "begin", "rollback", "append", "check", "heads", "hash_at", "hold", "lock",
+    "row_type", "began", "end_session", "begin", "rollback", "append", "append_one", "append_own", "check", "heads", "hash_at", "lock_one", "hold", "lock",
     "record", "advance", "checkpoint",
 )  # fmt: skip
 
@@ -182,22 +182,27 @@ class Flush:
         return attempt
 
     async def _append(self, attempt: Attempt) -> dict[int, tuple[int, bool]] | None:
+        """Check and insert in one round trip. Returns None when it inserted, else the truth about each agent."""
         epochs = _epochs(attempt.pending)
         if epochs is None:
             return await self._check_only(attempt.pending)
-        keys = sorted(epochs)
-        result = await self.wire.run(
-            (
-                b"append",
-                (
-                    int8(self.kernel),
-                    int8(self.fence),
-                    int8_array(keys),
-                    int8_array([epochs[key] for key in keys]),
-                    record_array(attempt.links, self.row_oid),
-                ),
+        rows = record_array(attempt.links, self.row_oid)
+        if not epochs:
+            await self.wire.run((b"append_own", (rows,)))
+            return None
+        kernel, fence = int8(self.kernel), int8(self.fence)
+        if len(attempt.heads) == 1:
+            # One agent, the commonest small batch: a third less work for the server than `append`. A pipeline without
+            # begin is one transaction, and each statement in it sees what the lock waited for.
+            key, epoch = next(iter(epochs.items()))
+            expected = None if epoch is None else int8(epoch)
+            results = await self.wire.pipeline(
+                [(b"lock_one", (int8(key),)), (b"append_one", (kernel, fence, int8(key), expected, rows))]
             )
-        )
+            return None if results[-1].command_tuples else await self._check_only(attempt.pending)
+        keys = sorted(epochs)
+        wanted = int8_array([epochs[key] for key in keys])
+        result = await self.wire.run((b"append", (kernel, fence, int8_array(keys), wanted, rows)))
         return _truth(result) if result.ntuples else None
 
     async def _check_only(self, batch: list[Pending]) -> dict[int, tuple[int, bool]]:

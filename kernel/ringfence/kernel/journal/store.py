@@ -9,9 +9,10 @@ from ringfence.kernel.journal.store_agents import AgentStore
 from ringfence.kernel.journal.store_grants import GrantStore
 from ringfence.kernel.journal.store_journal import JournalStore
 from ringfence.kernel.journal.store_kernels import KernelStore
+from ringfence.kernel.journal.store_replay import ReplayStore
 
 
-class Store(KernelStore, AgentStore, GrantStore, JournalStore):
+class Store(KernelStore, AgentStore, GrantStore, JournalStore, ReplayStore):
     """The kernel's view of its database, on a pool of connections. Every method may raise Unavailable."""
 
     @classmethod

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-_PREFIX = re.compile(r"^.*?\b(?:FATAL|PANIC|initdb: error|postgres|launch)\s*:\s+", re.IGNORECASE)
+_PREFIX = re.compile(r"^.*?\b(?:FATAL|PANIC|initdb: error|initdb|postgres|launch)\s*:\s+", re.IGNORECASE)
 
 
 class PostgresError(Exception):

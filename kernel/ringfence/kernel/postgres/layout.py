@@ -101,8 +101,9 @@ class Layout:
         """Makes the directory that holds the rest.
 
         Raises:
-            PostgresError: it can't be made or written.
+            PostgresError: it can't be made or written, or this user has no name.
         """
+        _own_name()
         try:
             self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.root.mkdir(exist_ok=True)
@@ -150,12 +151,6 @@ class Layout:
     def configure(self) -> None:
         """Writes the configuration and makes the directories of the server's user."""
         identity = self.identity()
-        name = account_name(os.geteuid())
-        if name is None:
-            raise PostgresError(
-                f"user id {os.geteuid()} has no name on this host, and PostgreSQL needs one: "
-                "add it to /etc/passwd, or give a server with --dsn"
-            )
         try:
             self.make_directory(self.run, identity)
             self.make_directory(self.log, identity)
@@ -164,7 +159,7 @@ class Layout:
             self._write("postgresql.conf", _CONF.format(port=PORT, shared_memory=shared_memory))
             self._write("pg_hba.conf", _HBA)
             # The kernel's own user may be any role: rights are the roles', reach is the directory's.
-            self._write("pg_ident.conf", f'ringfence "{name}" all\n')
+            self._write("pg_ident.conf", f'ringfence "{_own_name()}" all\n')
         except OSError as error:
             raise from_os_error(error, self.root) from None
 
@@ -238,6 +233,16 @@ class Layout:
         except OSError as error:
             raise from_os_error(error, short.parent) from None
         return short
+
+
+def _own_name() -> str:
+    name = account_name(os.geteuid())
+    if name is None:
+        raise PostgresError(
+            f"user id {os.geteuid()} has no name on this host, and PostgreSQL needs one: "
+            "add it to /etc/passwd, or give a server with --dsn"
+        )
+    return name
 
 
 def _private_directory() -> Path:

@@ -26,3 +26,16 @@ select name, sha256 from migrations order by name;
 
 -- name: migration_record
 insert into migrations (name, sha256) values (%s, %s);
+
+-- name: role_exists
+select 1 from pg_roles where rolname = %s
+
+-- name: create_role
+create role {name} login nosuperuser nocreatedb nocreaterole
+
+-- name: own_database
+alter database {name} owner to {name}
+
+-- name: close_database
+-- Other targets' roles have no business here.
+revoke connect on database {name} from public

@@ -8,7 +8,10 @@ select set_config('synchronous_commit',
     set_config('client_encoding', 'UTF8', false),
     set_config('default_transaction_isolation', 'read committed', false),
     set_config('plan_cache_mode', 'force_generic_plan', false),
-    set_config('jit', 'off', false)
+    set_config('jit', 'off', false),
+    -- Everything here is a handful of keys against a large table: look each up by its index.
+    set_config('enable_hashjoin', 'off', false),
+    set_config('enable_mergejoin', 'off', false)
 
 -- name: row_type
 select 'journal'::regtype::oid::bigint
@@ -30,6 +33,20 @@ rollback
 
 -- name: append
 select key, epoch, owned from journal_append($1::bigint, $2::bigint, $3::bigint[], $4::bigint[], $5::journal[])
+
+-- name: lock_one
+select pg_advisory_xact_lock_shared($1::bigint)
+
+-- name: append_one
+-- Rows of one agent, behind lock_one in the same transaction. Inserts nothing when they may not be written.
+insert into journal select r.*
+from unnest($5::journal[]) r, agents a, kernels n
+where a.key = $3::bigint and a.owner = $1::bigint and a.epoch = coalesce($4::bigint, a.epoch)
+    and n.key = $1::bigint and n.fence = $2::bigint and n.lease_until > clock_timestamp()
+
+-- name: append_own
+-- Rows of the kernel's own chain.
+insert into journal select * from unnest($1::journal[])
 
 -- name: check
 select key, epoch, owned from journal_check($1::bigint, $2::bigint, $3::bigint[])

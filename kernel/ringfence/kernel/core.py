@@ -1,0 +1,121 @@
+"""What the parts of one kernel share: the journal, the store, artifacts, the lease, the table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringfence.kernel.config import LEASE_S
+from ringfence.kernel.failpoints import Failpoints
+from ringfence.kernel.journal.blobs import Blobs
+from ringfence.kernel.journal.store import Store
+from ringfence.kernel.journal.types import AgentKey, Entry, KernelKey, OwnerMoved, Phase, Row, Unavailable
+from ringfence.kernel.journal.writer import Journal
+from ringfence.kernel.thread import Thread
+from ringfence.syscalls.errors import Fenced, JournalUnavailable
+from ringfence.syscalls.table import Row as TableRow
+
+
+class Lease:
+    """This kernel's lease by its own monotonic clock. It ends for us no later than it ends in the database."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+
+    def extend(self, asked_at: float, seconds: float) -> None:
+        """Count from when the heartbeat was sent, never from when it was answered."""
+        self._until = asked_at + seconds
+
+    @property
+    def expired(self) -> bool:
+        """Whether nothing may start any more."""
+        return time.monotonic() >= self._until
+
+
+@dataclass(slots=True, kw_only=True)
+class Core:
+    """Shared parts, wired once by `main`."""
+
+    journal: Journal
+    store: Store
+    blobs: Blobs
+    failpoints: Failpoints
+    table: Mapping[str, TableRow]
+    kernel: KernelKey
+    fence: int
+    lease: Lease = field(default_factory=Lease)
+    threads: dict[AgentKey, Thread] = field(default_factory=dict[AgentKey, Thread])
+    stopping: bool = False
+
+    async def append(self, entry: Entry) -> Any:
+        """Append before an effect: nothing may run if it does not commit.
+
+        Raises:
+            JournalUnavailable: the database can't commit.
+            Fenced: another kernel owns the agent.
+            EpochMoved: the caller decides again.
+        """
+        for last in (False, True):
+            try:
+                return await self.journal.append(entry)
+            except Unavailable as error:
+                raise JournalUnavailable(
+                    "the journal can't commit, so nothing was done; the database is away, the call may be made again"
+                ) from error
+            except OwnerMoved as error:
+                # After an outage the lease may only be overdue: renew it and try once more.
+                if last or not await self.renew_lease():
+                    raise Fenced("another kernel owns this agent now; nothing was done") from error
+        raise AssertionError
+
+    async def renew_lease(self) -> bool:
+        """Renew this kernel's lease. Returns False where another kernel has taken over or the database is away."""
+        asked_at = time.monotonic()
+        try:
+            renewed = await self.store.heartbeat(self.kernel, self.fence, LEASE_S)
+        except Unavailable:
+            return False
+        if renewed:
+            self.lease.extend(asked_at, LEASE_S)
+        return renewed
+
+    async def append_outcome(self, row: Row) -> None:
+        """Append what has happened: waits for the database as long as this kernel lives.
+
+        Raises:
+            Fenced: another kernel owns the agent; it reports the call as unknown or finishes it.
+        """
+        owned_before = False
+        while True:
+            try:
+                await self.journal.append(Entry(row=row))
+            except Unavailable:
+                # The effect is done: giving up would lose its record. A kernel that dies here leaves an intent.
+                await asyncio.sleep(0.2)
+            except OwnerMoved as error:
+                if owned_before or not await self.renew_lease():
+                    raise Fenced("another kernel owns this agent now; it settles this call") from error
+                owned_before = True
+            else:
+                return
+
+    async def event(self, chain: int, action: str, resource: str = "", **facts: Any) -> None:
+        """Record what an operator or the kernel itself did."""
+        body = json.dumps(facts, sort_keys=True, default=str).encode()
+        row = Row(
+            chain=chain,
+            phase=Phase.EVENT,
+            action=action,
+            resource=resource,
+            started_us=time.time_ns() // 1000,
+            body=body,
+        )
+        await self.append(Entry(row=row))
+
+    async def operator_event(self, action: str, resource: str = "", **facts: Any) -> None:
+        """Record an operator's action on this kernel's own chain."""
+        await self.event(-self.kernel, action, resource, **facts)

@@ -1,0 +1,352 @@
+"""THE path of a syscall, from its frame to its reply.
+
+    replay      this place has an outcome already: return it
+    plan        what the call is about to do, without doing it
+    decide      policy: allow, deny or ask, naming the rule
+    admit       rates, then a reservation from every total
+    intent      first commit; if it fails, nothing runs
+    run         the body: it takes its rollback point, looks at epoch and lease once more, then acts
+    outcome     second commit; then the reply, never before
+
+INVARIANT: no effect without a committed intent, no reply without a committed outcome.
+INVARIANT: a flush takes no row of a call that was decided under another policy epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from ringfence.kernel.config import ARGUMENT_BYTES_MAX, DEADLINE_MS_MAX
+from ringfence.kernel.core import Core
+from ringfence.kernel.flight import Flight
+from ringfence.kernel.journal.types import Entry, EpochMoved, Phase, StateConflict, StoredRow
+from ringfence.kernel.outcomes import UNRECORDED, Outcomes, Request, conflict_error, printable
+from ringfence.kernel.replay import Unfinished
+from ringfence.kernel.settled import Answer, answer_from, error_payload
+from ringfence.kernel.thread import Thread
+from ringfence.policy.types import Verdict
+from ringfence.syscalls.base import Effect, Recovery
+from ringfence.syscalls.codec import decode_arguments, encode_result
+from ringfence.syscalls.errors import (
+    Diverged,
+    Internal,
+    InvalidRequest,
+    JournalUnavailable,
+    NoSuchSyscall,
+    OutcomeUnknown,
+    SyscallError,
+)
+from ringfence.syscalls.table import Row as TableRow
+
+log = logging.getLogger(__name__)
+
+NO_USES_LEFT = -1
+"""What the store answers for a grant that gives no right any more."""
+
+
+class Dispatcher:
+    """Runs calls of every agent of this kernel."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._outcomes = Outcomes(core)
+        self._chores: set[asyncio.Task[None]] = set()
+
+    def _later(self, chore: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(chore)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
+
+    async def call(self, thread: Thread, request: Request) -> Answer:
+        """Run one call to its reply. Never raises for what an agent can cause: failures are in the answer."""
+        place = (request.lane, request.lane_step)
+        flying = thread.by_lane.get(place)
+        if flying is not None and flying.answer is not None:
+            return await asyncio.shield(flying.answer)
+        expected = thread.lanes.get(request.lane)
+        if expected is None:
+            expected = thread.replay.first_step if request.lane == "0" else 0
+        if request.lane_step > expected:
+            gap = f"step {request.lane_step} of lane `{request.lane}` came before step {expected}; steps of a lane come in order"
+            return Answer(step=0, failure=InvalidRequest(gap))
+        row = self._core.table.get(request.action)
+        recorded = thread.replay.find(*place)
+        if recorded is None and request.lane_step < expected and place not in thread.replay.unfinished:
+            passed = f"step {request.lane_step} of lane `{request.lane}` was answered before; the next is {expected}"
+            return Answer(step=0, failure=InvalidRequest(passed))
+        answer = await self._answer(thread, request, row, recorded)
+        if not isinstance(answer.failure, UNRECORDED) and request.lane_step == expected:
+            thread.lanes[request.lane] = expected + 1
+        return answer
+
+    async def _answer(
+        self, thread: Thread, request: Request, row: TableRow | None, recorded: StoredRow | None
+    ) -> Answer:
+        try:
+            if row is None:
+                raise NoSuchSyscall(
+                    f"no syscall `{printable(request.action)}`; `ringfence` knows: {', '.join(self._core.table)}"
+                )
+            if len(request.raw) > ARGUMENT_BYTES_MAX:
+                raise InvalidRequest(
+                    f"the arguments have {len(request.raw)} bytes; the limit is {ARGUMENT_BYTES_MAX}"
+                )
+            arguments, canonical, digest = decode_arguments(row, request.raw)
+        except SyscallError as error:
+            return await self._outcomes.refuse(thread, request, error)
+        if recorded is not None:
+            return await self._replay(thread, request, recorded, digest)
+        unfinished = thread.replay.unfinished.get((request.lane, request.lane_step))
+        if unfinished is not None and (
+            unfinished.intent.digest != digest or unfinished.intent.action != row.action
+        ):
+            return await self._diverge(thread, request, unfinished.intent)
+        flight = Flight(
+            self._core,
+            thread,
+            row,
+            arguments=arguments,
+            canonical=canonical,
+            digest=digest,
+            lane=request.lane,
+            lane_step=request.lane_step,
+            step=unfinished.intent.step if unfinished is not None else thread.take_step(),
+            deadline_s=min(request.deadline_ms or DEADLINE_MS_MAX, DEADLINE_MS_MAX) / 1000,
+        )
+        if unfinished is not None:
+            flight.progress = unfinished.progress
+            flight.effect_id = unfinished.intent.effect_id
+        return await self.fly(flight, unfinished)
+
+    # -- replay ---------------------------------------------------------------------------------------------------
+
+    async def _replay(self, thread: Thread, request: Request, recorded: StoredRow, digest: bytes) -> Answer:
+        if recorded.digest != digest or recorded.action != request.action:
+            return await self._diverge(thread, request, recorded)
+        if recorded.outcome == "unknown":
+            return await self._await_resolution(thread, request)
+        return await answer_from(recorded, self._core.blobs, thread.purged)
+
+    async def _diverge(self, thread: Thread, request: Request, recorded: StoredRow) -> Answer:
+        text = (
+            f"step {recorded.step} was {recorded.action} on `{recorded.resource}` before and is "
+            f"`{printable(request.action)}` with other arguments now; the program is not deterministic there. "
+            f"See `ringfence steps {thread.id}`; `ringfence rollback {thread.id} --to {max(recorded.step - 1, 0)}` continues before it"
+        )
+        await self._core.event(
+            thread.key,
+            "diverged",
+            recorded.resource,
+            step=recorded.step,
+            recorded_action=recorded.action,
+            made_action=printable(request.action),
+            made_arguments=request.raw[:2048].decode("utf-8", "replace"),
+        )
+        return Answer(
+            step=recorded.step, failure=Diverged(text, step=str(recorded.step)), park="a divergence"
+        )
+
+    async def _await_resolution(self, thread: Thread, request: Request) -> Answer:
+        """Hold the agent until an operator has settled the call; a restart comes back to here."""
+        place = (request.lane, request.lane_step)
+        async with thread.resolved:
+            await thread.resolved.wait_for(lambda: self._settled(thread, place))
+        settled = thread.replay.find(*place)
+        if settled is None:
+            again = thread.replay.outcomes.pop(place)
+            thread.replay.last.pop(request.lane, None)
+            log.info("%s step %d is made again: resolved as not done", thread.id, again.step)
+            return await self._answer(thread, request, self._core.table.get(request.action), None)
+        return await answer_from(settled, self._core.blobs, thread.purged)
+
+    @staticmethod
+    def _settled(thread: Thread, place: tuple[str, int]) -> bool:
+        row = thread.replay.outcomes.get(place)
+        return row is None or row.outcome != "unknown"
+
+    # -- a new call -----------------------------------------------------------------------------------------------
+
+    async def fly(self, flight: Flight, unfinished: Unfinished | None = None) -> Answer:
+        """Run a flight to its answer and let others find it meanwhile."""
+        thread = flight.thread
+        place = (flight.lane, flight.lane_step)
+        flight.task = asyncio.current_task()
+        flight.answer = asyncio.get_running_loop().create_future()
+        thread.flights[flight.step] = flight
+        thread.by_lane[place] = flight
+        answer = Answer(step=flight.step, failure=Internal("the kernel stopped"))
+        try:
+            answer = await self._attempt(flight)
+        finally:
+            thread.flights.pop(flight.step, None)
+            thread.by_lane.pop(place, None)
+            if unfinished is not None and not isinstance(answer.failure, UNRECORDED):
+                thread.replay.unfinished.pop(place, None)
+            if not flight.answer.done():
+                flight.answer.set_result(answer)
+        if isinstance(answer.failure, OutcomeUnknown):
+            lane, lane_step = place
+            again = Request(lane=lane, lane_step=lane_step, action=flight.row.action, raw=flight.canonical)
+            return await self._await_resolution(thread, again)
+        return answer
+
+    async def _attempt(self, flight: Flight) -> Answer:
+        try:
+            return await self._run(flight)
+        except UNRECORDED as error:
+            if flight.intent_written:
+                # The effect may have happened: this kernel must not say it didn't. A restart settles the intent.
+                log.warning("%s: %s after its intent", flight.audit_id, error.message)
+            return Answer(step=0, failure=error)
+        except SyscallError as error:
+            return await self._outcomes.fail(flight, error)
+        except asyncio.CancelledError:
+            if flight.fate is None:
+                raise
+            return await self._outcomes.fail(flight, flight.fate)
+        except Exception:
+            log.exception("bug in %s at %s", flight.row.action, flight.audit_id)
+            text = f"a bug in Ringfence stopped {flight.row.action}; the kernel's log has the details under `{flight.audit_id}`"
+            if flight.effect_started and flight.row.recovery is not Recovery.REPEAT:
+                return await self._outcomes.fail(flight, OutcomeUnknown(text))
+            return await self._outcomes.fail(flight, Internal(text))
+
+    async def _run(self, flight: Flight) -> Answer:
+        row, thread = flight.row, flight.thread
+        flight.plan = row.body.plan(flight.arguments, thread.environment)
+        flight.questions = list(flight.plan.questions)
+        if flight.plan.effect is not None:
+            flight.effect = flight.plan.effect
+        await self._decide(flight)
+        await self._admit(flight)
+        if row.recovery is Recovery.ATOMIC:
+            return await self._run_atomic(flight)
+        if row.intent:
+            known = self._outcomes.known_effect(flight)
+            if known is not None:
+                result, payload = await self._outcomes.recognise(flight, known)
+                await self._write_outcome(flight, payload)
+                return Answer(step=flight.step, result=result)
+            await flight.failpoint("before_intent")
+            await self._write_intent(flight)
+            await flight.failpoint("after_intent")
+        result = encode_result(row, await row.body.run(flight, flight.arguments))
+        payload = await self._outcomes.payload(result)
+        await flight.failpoint("before_outcome")
+        await self._write_outcome(flight, payload)
+        await flight.failpoint("after_outcome")
+        return Answer(step=flight.step, result=result)
+
+    # -- decide and admit -----------------------------------------------------------------------------------------
+
+    async def _decide(self, flight: Flight) -> None:
+        rights = await flight.thread.current_rights()
+        judgement = rights.judge(tuple(flight.questions), flight.effect.name)
+        flight.judgement, flight.epoch = judgement, rights.epoch
+        if judgement.verdict is not Verdict.ALLOW:
+            raise flight.denial(judgement)
+        for grant in rights.limited.intersection(judgement.grants):
+            if await self._core.store.use_grant(grant) == NO_USES_LEFT:
+                await flight.thread.refresh(None)
+                await self._decide(flight)
+                return
+
+    async def _decide_again(self, flight: Flight, moved: EpochMoved) -> None:
+        """The epoch moved between decision and commit: the call is judged under the policy in force."""
+        rights = await flight.thread.refresh(moved.epoch)
+        judgement = rights.judge(tuple(flight.questions), flight.effect.name)
+        if judgement.verdict is not Verdict.ALLOW:
+            revoked = flight.revoked(judgement)
+            flight.judgement = judgement
+            raise revoked
+        flight.judgement, flight.epoch = judgement, rights.epoch
+
+    async def _admit(self, flight: Flight) -> None:
+        budgets = flight.thread.budgets
+        wait = budgets.rate_wait(flight.row.action, flight.deadline_s)
+        if wait > 0:
+            await asyncio.sleep(wait)
+        budgets.reserve("calls")
+        if flight.effect is Effect.DESTROY:
+            try:
+                budgets.reserve("destructive")
+            except SyscallError:
+                budgets.release("calls")
+                raise
+
+    # -- the commits ----------------------------------------------------------------------------------------------
+
+    async def _write_intent(self, flight: Flight) -> None:
+        if flight.row.recovery is Recovery.KEYED and not flight.effect_id:
+            flight.effect_id = self._outcomes.next_effect_id(flight)
+        while True:
+            row = flight.journal_row(Phase.INTENT)
+            idempotent = b"true" if flight.plan.idempotent else b"false"
+            row.body = (
+                b'{"arguments":' + flight.canonical + b',"idempotent":' + idempotent + b"," + flight.explain()
+            )
+            try:
+                await self._core.append(Entry(row=row, epoch=flight.epoch))
+            except EpochMoved as moved:
+                await self._decide_again(flight, moved)
+            except JournalUnavailable as error:
+                # The intent may still turn out to be written: say that nothing came of it, when the database is back.
+                self._later(self._core.append_outcome(flight.outcome_row("refused", error_payload(error))))
+                raise
+            else:
+                flight.intent_written = True
+                return
+
+    async def _write_outcome(self, flight: Flight, payload: bytes) -> None:
+        """The second commit. A mere read is withheld if its right was revoked meanwhile; an effect is recorded always."""
+        reads = flight.row.recovery is Recovery.REPEAT
+        if not reads:
+            row = flight.outcome_row("ok", payload)
+            await self._core.append_outcome(row)
+            self._outcomes.remember(flight, row)
+            return
+        while True:
+            row = flight.outcome_row("ok", payload)
+            try:
+                await self._core.append(Entry(row=row, epoch=flight.epoch))
+            except EpochMoved as moved:
+                await self._decide_again(flight, moved)
+            else:
+                self._outcomes.remember(flight, row)
+                return
+
+    async def _run_atomic(self, flight: Flight) -> Answer:
+        row, body = flight.row, flight.row.body
+        change = body.transaction(flight.arguments)
+        answer: list[bytes] = []
+
+        def finish(done: object) -> bytes:
+            result = encode_result(row, body.finish(flight.arguments, done))
+            previous: dict[str, int] | None = getattr(done, "previous", None)
+            if previous is not None:
+                flight.add_point(sorted(previous), "state", 0)
+            answer[:] = [result]
+            outcome.body = (
+                b'{"arguments":' + flight.canonical + b',"result":' + result + b"," + flight.explain()
+            )
+            return outcome.body
+
+        await flight.failpoint("before_intent")
+        # INVARIANT: a row under way is never abandoned, for its change may commit; its flush checks the epoch itself.
+        flight.effect_started = True
+        while True:
+            outcome = flight.outcome_row("ok", b"")
+            try:
+                await self._core.append(Entry(row=outcome, epoch=flight.epoch, atomic=change, finish=finish))
+            except EpochMoved as moved:
+                await self._decide_again(flight, moved)
+            except StateConflict as conflict:
+                raise conflict_error(conflict) from conflict
+            else:
+                break
+        await flight.failpoint("after_outcome")
+        self._outcomes.remember(flight, outcome)
+        return Answer(step=flight.step, result=answer[0])

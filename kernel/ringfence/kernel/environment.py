@@ -1,0 +1,129 @@
+"""What the kernel lends to the bodies of one agent's calls (the `Env` protocol)."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ringfence.kernel.journal.store import Store
+from ringfence.kernel.rights import Rights
+from ringfence.sandbox.snapshots import SnapshotStore
+from ringfence.sandbox.types import Limits, Sandbox
+from ringfence.sandbox.workspace import Workspace
+from ringfence.syscalls.base import HttpResource, SqlResource, StateValue
+
+_SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/sbin")
+
+
+def interpreter_directories() -> tuple[Path, ...]:
+    """Host directories a sandbox needs to run this interpreter with this library; those under /usr are there anyway."""
+    import ringfence.agent  # noqa: PLC0415 - only its place matters
+    import ringfence.v1  # noqa: PLC0415
+
+    wanted = [Path(sys.prefix), Path(sys.base_prefix), Path(sysconfig.get_path("purelib"))]
+    wanted += [
+        Path(place).parent.parent for package in (ringfence.agent, ringfence.v1) for place in package.__path__
+    ]
+    found: list[Path] = []
+    for path in sorted({p.resolve() for p in wanted} | set(wanted), key=lambda p: len(p.parts)):
+        if any(path.is_relative_to(root) for root in (*_SYSTEM, *found)):
+            continue
+        found.append(path)
+    return tuple(found)
+
+
+def sandbox_path() -> str:
+    """PATH inside: the kernel's own interpreter first, then the system's."""
+    own = [str(Path(sys.prefix) / "bin"), str(Path(sys.base_prefix) / "bin")]
+    return ":".join(dict.fromkeys([*own, "/usr/local/bin", "/usr/bin", "/bin"]))
+
+
+class SharedState:
+    """Reads `state.*` for bodies."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def get(self, key: str) -> StateValue:
+        """Read one key."""
+        found = await self._store.state_get(key)
+        if found is None:
+            return StateValue(value=None, version=0)
+        return StateValue(value=found.value, version=found.version)
+
+
+class AgentEnvironment:
+    """One agent's environment. Everything but the rights and the masks is fixed."""
+
+    def __init__(
+        self,
+        *,
+        agent: str,
+        workspace: Workspace,
+        snapshots: SnapshotStore,
+        sandbox: Sandbox,
+        limits: Limits,
+        command_env: Mapping[str, str],
+        readonly: Sequence[Path],
+        uid: int | None,
+        scratch_root: Path,
+        state: SharedState,
+        http: Mapping[str, HttpResource],
+        sql: Mapping[str, SqlResource],
+        rights: Rights,
+    ) -> None:
+        self.agent = agent
+        self.workspace = workspace
+        self.snapshots = snapshots
+        self.sandbox = sandbox
+        self.limits = limits
+        self.command_env = command_env
+        self.readonly = readonly
+        self.uid = uid
+        self.scratch_root = scratch_root
+        self.state = state
+        self.http = http
+        self.sql = sql
+        self._rights = rights
+        self._masks: set[str] | None = None
+        self._lock = asyncio.Lock()
+
+    def visible(self, action: str, path: str) -> bool:
+        """Whether policy lets this agent do `action` on a canonical path."""
+        return self._rights.policy.visible(action, path)
+
+    def lock(self) -> asyncio.Lock:
+        """The workspace's lock."""
+        return self._lock
+
+    # -- masks ----------------------------------------------------------------------------------------------------
+
+    def masked(self) -> Sequence[str]:
+        """Canonical paths of the live workspace that commands must not see, outermost first.
+
+        The tree is read once for a policy epoch; after that only paths that calls touch are looked at.
+        """
+        if self._masks is None:
+            self._masks = set(self._rights.policy.masks(info.path for info in self.workspace.walk()))
+        outermost: list[str] = []
+        for path in sorted(self._masks):
+            if not outermost or not path.startswith(outermost[-1] + "/"):
+                outermost.append(path)
+        return [path for path in outermost if self.workspace.fingerprint(path) != "absent"]
+
+    def touched(self, paths: Iterable[str]) -> None:
+        """Look at paths that a call made, so that commands never see a denied one that came later."""
+        if self._masks is not None:
+            self._masks.update(self._rights.policy.masks(paths))
+
+    def forget_masks(self) -> None:
+        """The tree changed in ways not listed: read it again."""
+        self._masks = None
+
+    async def rights_changed(self, rights: Rights) -> None:
+        """Decide visibility and masks under new rights from now on."""
+        self._rights = rights
+        self._masks = None

@@ -1,0 +1,44 @@
+"""Named places where fault tests stop the kernel, so that it can be killed from outside right there.
+
+Off unless `RINGFENCE_FAILPOINTS` names a directory. A call that reaches the failpoint `http.post:after_effect` looks
+for a file of that name there; if it exists, the call writes `http.post:after_effect.hit` beside it and waits until the
+file is gone or the kernel is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+_POLL_S = 0.005
+
+
+class Failpoints:
+    """The failpoints of this process."""
+
+    def __init__(self, directory: Path | None) -> None:
+        self._directory = directory
+
+    @classmethod
+    def from_environment(cls) -> Failpoints:
+        """Read `RINGFENCE_FAILPOINTS`."""
+        name = os.environ.get("RINGFENCE_FAILPOINTS")
+        return cls(Path(name) if name else None)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether any failpoint may stop this process."""
+        return self._directory is not None
+
+    async def reach(self, name: str) -> None:
+        """Stop here while a file of this name exists."""
+        if self._directory is None:
+            return
+        armed = self._directory / name
+        if not armed.exists():
+            return
+        hit = self._directory / f"{name}.hit"
+        hit.touch()
+        while armed.exists():  # noqa: ASYNC110 - a test's file is the only signal that survives kill -9
+            await asyncio.sleep(_POLL_S)

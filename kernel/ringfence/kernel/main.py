@@ -1,0 +1,304 @@
+"""Composition root of the kernel: wires the parts once, runs until it is told to stop, stops in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import uvloop
+from ringfence.kernel.config import LEASE_S, VERSION, Layout, Settings
+from ringfence.kernel.core import Core
+from ringfence.kernel.dispatch import Dispatcher
+from ringfence.kernel.failpoints import Failpoints
+from ringfence.kernel.journal.anchor import Anchor
+from ringfence.kernel.journal.blobs import BlobError, Blobs
+from ringfence.kernel.journal.migrate import migrate
+from ringfence.kernel.journal.store import Store
+from ringfence.kernel.journal.targets import ensure_target
+from ringfence.kernel.journal.types import JournalError, Unavailable
+from ringfence.kernel.journal.writer import Journal
+from ringfence.kernel.leases import Heartbeat
+from ringfence.kernel.operations.kernel import Kernel
+from ringfence.kernel.ownership import Ownership
+from ringfence.kernel.postgres import EmbeddedPostgres, PostgresError
+from ringfence.kernel.processes import Processes
+from ringfence.kernel.resources import ResourceError, Resources, embedded_names
+from ringfence.kernel.rollback import Rollback
+from ringfence.kernel.secrets import Secrets, SecretsError
+from ringfence.kernel.server.operator_door import OperatorDoor
+from ringfence.kernel.takeover import Takeover
+from ringfence.sandbox.native import NativeSandbox
+from ringfence.syscalls.http_client import close_clients
+from ringfence.syscalls.sql_target import close_targets
+from ringfence.syscalls.table import build_table
+
+log = logging.getLogger(__name__)
+
+SOCKET_PATH_BYTES_MAX = 90
+"""Longest directory of sockets: a socket's path has at most 107 bytes."""
+
+
+class StartError(Exception):
+    """The kernel can't start. `str()` is one line that says why and what to do."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def run(settings: Settings, announce: Callable[[str], None] = print) -> int:
+    """Run a kernel until it is stopped.
+
+    Args:
+        settings: what `ringfence up` was given.
+        announce: gets one line when the kernel listens.
+
+    Returns:
+        0 after an ordered stop, 1 when another kernel took over.
+
+    Raises:
+        StartError: it can't start; nothing runs.
+    """
+    try:
+        return uvloop.run(_run(settings, announce))
+    except KeyboardInterrupt:
+        return 0
+
+
+async def _run(settings: Settings, announce: Callable[[str], None]) -> int:
+    layout = prepare(settings)
+    lock = _lock(layout)
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(lock.close)
+        try:
+            _, stopping = await _compose(settings, layout, stack)
+        except (PostgresError, ResourceError, SecretsError, BlobError) as error:
+            raise StartError(str(error), 2 if isinstance(error, ResourceError) else 1) from error
+        except Unavailable as error:
+            raise StartError(
+                f"the database can't be reached: {error}; check the DSN and that the server runs", 6
+            ) from error
+        except JournalError as error:
+            raise StartError(f"the database can't be used: {error}") from error
+        except OSError as error:
+            raise StartError(f"the data directory `{layout.data}` can't be used: {error}") from error
+        listen = f"unix:{layout.operator_socket}"
+        write_kernel_file(layout, listen)
+        stack.callback(layout.kernel_file.unlink, missing_ok=True)
+        announce(f"ringfence {VERSION} (pid {os.getpid()}) listens on {listen}")
+        return await stopping
+    raise AssertionError  # pragma: no cover - the stack swallows nothing
+
+
+def prepare(settings: Settings) -> Layout:
+    """Make the data directory and find a place for sockets.
+
+    Raises:
+        StartError: the directory can't be made or belongs to someone else.
+    """
+    data = settings.data.absolute()
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if data.stat().st_uid != os.geteuid():
+            raise StartError(
+                f"the data directory `{data}` belongs to another user; choose one of your own with --data"
+            )
+        # Agents of a root kernel have other uids: they pass through, but can't list.
+        data.chmod(0o711 if os.geteuid() == 0 else 0o700)
+        run_dir = data / "run"
+        if len(os.fsencode(run_dir)) > SOCKET_PATH_BYTES_MAX:
+            run_dir = short_run_dir(data)
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if run_dir.stat().st_uid != os.geteuid() or run_dir.is_symlink():
+            raise StartError(f"`{run_dir}` belongs to another user; remove it or choose a shorter --data")
+        run_dir.chmod(0o700)
+    except OSError as error:
+        raise StartError(
+            f"the data directory `{data}` can't be used: {error.strerror or error}; choose another with --data"
+        ) from error
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return Layout(data=data, run=run_dir)
+
+
+def short_run_dir(data: Path) -> Path:
+    """A place for sockets of a data directory whose own path is too long for them."""
+    name = hashlib.sha256(os.fsencode(data)).hexdigest()[:12]
+    base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"  # noqa: S108 - its owner is checked
+    return Path(base) / f"ringfence-{os.geteuid()}-{name}"
+
+
+def _lock(layout: Layout) -> TextIO:
+    file = layout.lock_file.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        owner = file.read().strip() or "unknown"
+        file.close()
+        text = f"the data directory `{layout.data}` is in use by a kernel (pid {owner}); stop it with `ringfence down` or choose another --data"
+        raise StartError(text, 5) from None
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
+
+
+def write_kernel_file(layout: Layout, listen: str) -> None:
+    """Tell clients where this kernel listens; replaced as a whole."""
+    fresh = layout.kernel_file.with_suffix(".new")
+    fresh.write_text(json.dumps({"pid": os.getpid(), "listen": listen, "version": VERSION}))
+    fresh.chmod(0o600)
+    fresh.replace(layout.kernel_file)
+
+
+async def _database(
+    settings: Settings, layout: Layout, stack: contextlib.AsyncExitStack
+) -> tuple[str, EmbeddedPostgres | None]:
+    if settings.dsn is not None:
+        return settings.dsn, None
+    server = EmbeddedPostgres(layout.data)
+    dsn = await server.start()
+    stack.push_async_callback(server.stop)
+    return dsn, server
+
+
+async def _embedded_targets(settings: Settings, server: EmbeddedPostgres | None) -> Mapping[str, str]:
+    """Make the databases that the kernel file declares in the embedded server."""
+    if server is None or settings.config is None:
+        return {}
+    targets: dict[str, str] = {}
+    for name in embedded_names(settings.config):
+        await ensure_target(server.dsn("postgres"), name)
+        targets[name] = server.dsn(name, name)
+    return targets
+
+
+async def _compose(
+    settings: Settings, layout: Layout, stack: contextlib.AsyncExitStack
+) -> tuple[Kernel, asyncio.Future[int]]:
+    table = build_table()
+    sandbox = NativeSandbox(layout.data)
+    # A kernel adopts nothing: what an earlier one left running is ended before anything else happens.
+    ended = await sandbox.sweep()
+    if ended:
+        log.info("ended what an earlier kernel left: %s", ", ".join(ended))
+    secrets = Secrets(layout.secrets)
+    blobs = Blobs(layout.blobs)
+    anchor = Anchor(layout.anchor_file, layout.anchor_key)
+    dsn, server = await _database(settings, layout, stack)
+    await migrate(dsn)
+    store = await Store.open(dsn)
+    stack.push_async_callback(store.close)
+    embedded = await _embedded_targets(settings, server)
+    resources = Resources.load(settings.config, secrets, embedded)
+    stack.push_async_callback(close_targets)
+    stack.push_async_callback(close_clients)
+    key, fence = await store.register_kernel(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        boot_id=boot_id(),
+        data_dir=str(layout.data),
+        lease_s=LEASE_S,
+    )
+    journal = Journal(dsn, key, fence)
+    await journal.start()
+    core = Core(
+        journal=journal,
+        store=store,
+        blobs=blobs,
+        failpoints=Failpoints.from_environment(),
+        table=table,
+        kernel=key,
+        fence=fence,
+    )
+    ownership = Ownership(core=core, layout=layout, resources=resources, sandbox=sandbox)
+    processes = Processes(core, layout, ownership, Dispatcher(core))
+    rollback = Rollback(core, ownership, processes)
+    kernel = Kernel(
+        settings=settings,
+        layout=layout,
+        core=core,
+        ownership=ownership,
+        processes=processes,
+        rollback=rollback,
+        secrets=secrets,
+        anchor=anchor,
+        database_version=server.version if server is not None else await store.ping(),
+        embedded=embedded,
+        listen=f"unix:{layout.operator_socket}",
+    )
+    return kernel, await _serve(kernel, fence, stack)
+
+
+def boot_id() -> str:
+    """The host's boot, so that a pid of an earlier one is never taken for a process of now."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -> asyncio.Future[int]:
+    """Start the doors and the background work; returns what resolves when the kernel is to end."""
+    core = kernel.core
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[int] = loop.create_future()
+    drain = [5.0]
+
+    def stop(drain_s: float, code: int = 0) -> None:
+        drain[0] = drain_s
+        if not over.done():
+            over.set_result(code)
+
+    async def fenced() -> None:
+        stop(0.0, 1)
+
+    kernel.stop = stop
+    heartbeat = Heartbeat(core, fence, fenced)
+    await heartbeat.beat()
+    takeover = Takeover(kernel, fence)
+    door = OperatorDoor(kernel)
+
+    async def close() -> None:
+        core.stopping = True
+        await door.close()
+        await _drain(core, drain[0])
+        await kernel.processes.stop_all()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await takeover.close()
+        with contextlib.suppress(JournalError):
+            await kernel.anchor.sign_heads(core.journal, core.store)
+        await core.journal.stop()
+        with contextlib.suppress(JournalError):
+            await core.store.release_kernel(core.kernel, fence)
+
+    tasks: list[asyncio.Task[Any]] = [
+        asyncio.create_task(heartbeat.run(), name="ringfence heartbeat"),
+        asyncio.create_task(kernel.anchor.run(core.journal, core.store), name="ringfence anchor"),
+    ]
+    stack.push_async_callback(close)
+    await takeover.open()
+    with contextlib.suppress(FileNotFoundError):
+        kernel.layout.operator_socket.unlink()
+    await door.open(kernel.layout.operator_socket)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, 5.0)
+    return over
+
+
+async def _drain(core: Core, seconds: float) -> None:
+    """Let calls that run finish; nothing new is admitted."""
+    answers = [f.answer for t in core.threads.values() for f in t.flights.values() if f.answer is not None]
+    if answers:
+        await asyncio.wait(answers, timeout=seconds)

@@ -1,0 +1,269 @@
+"""What operators do with agents: list, show, watch, freeze, end, start, fetch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ringfence.kernel.journal.types import AgentRecord, Phase, StoredRow
+from ringfence.kernel.operations.kernel import Kernel, agent_row, from_us, manifest_version, rfc3339, settled
+from ringfence.kernel.problems import Problem, conflict
+from ringfence.kernel.thread import FINAL_STATES, Thread
+from ringfence.sandbox.trees import make_tar
+from ringfence.sandbox.types import SandboxError
+from ringfence.sandbox.workspace import WorkspaceError
+
+CHUNK = 1 << 20
+PAGE = 500
+
+
+async def list_agents(kernel: Kernel, everything: bool) -> dict[str, Any]:
+    """Agents as `ps` shows them."""
+    records = await kernel.core.store.agents(everything)
+    rows = [agent_row(kernel, record) for record in records]
+    for row, record in zip(rows, records, strict=True):
+        if row["steps"] is None:
+            row["steps"] = int((await kernel.core.store.counts(record.key)).get("max_step", 0))
+    return {"agents": rows}
+
+
+async def show(kernel: Kernel, name: str) -> dict[str, Any]:
+    """Everything about one agent."""
+    record = await kernel.record(name)
+    thread = await kernel.thread(name)
+    checkpoint = await kernel.core.store.latest_checkpoint(record.key, thread.lineage.parts)
+    grants = await kernel.core.store.grants(record.key, active=False)
+    rules = [
+        {"id": g.id, "verdict": g.verdict, "text": g.rule, "origin": g.origin}
+        for g in grants
+        if g.revoked_at is None
+    ]
+    denies = [r for r in thread.manifest.rules if r.verdict == "deny"]
+    rules += [{"id": r.id, "verdict": "deny", "text": r.text, "origin": "manifest"} for r in denies]
+    ceilings = kernel.ownership.resources.file.ceilings.rules
+    rules += [{"id": r.id, "verdict": "deny", "text": r.text, "origin": "ceiling"} for r in ceilings]
+    return {
+        **agent_row(kernel, record),
+        "pid": thread.program.pid if thread.program is not None else None,
+        "thread": record.thread,
+        "branch": thread.branch,
+        "workspace": str(kernel.layout.agent(record.id) / "live"),
+        "manifest": {
+            "version": manifest_version(record.manifest),
+            "source": record.source,
+            "text": record.manifest,
+        },
+        "rules": rules,
+        "grants": [
+            {
+                "id": g.id,
+                "rule": g.rule,
+                "verdict": g.verdict,
+                "origin": g.origin,
+                "created_at": rfc3339(g.created_at),
+                "created_by": g.created_by,
+                "expires_at": rfc3339(g.expires_at),
+                "uses_left": g.uses_left,
+                "revoked_at": rfc3339(g.revoked_at),
+            }
+            for g in grants
+        ],
+        "budgets": [
+            {"name": b.name, "kind": b.kind, "limit": b.limit, "used": b.used, "left": b.left}
+            for b in thread.budgets.view()
+        ],
+        "sandbox": {
+            "backend": thread.environment.sandbox.name,
+            "walls": [
+                {"name": w.name, "ok": w.ok, "detail": w.detail}
+                for w in await asyncio.to_thread(thread.environment.sandbox.walls)
+            ],
+        },
+        "checkpoint": None
+        if checkpoint is None
+        else {"step": checkpoint.step, "schema_version": checkpoint.schema_version},
+        "error": thread.error or None,
+        "restarts": thread.restarts,
+        "exit_code": (await kernel.record(record.id)).exit_code,
+        "created_at": rfc3339(record.created_at),
+    }
+
+
+async def wait(kernel: Kernel, name: str) -> dict[str, Any]:
+    """Answer when the agent is at its end or needs a person."""
+    thread = await kernel.thread(name)
+    async with thread.changed:
+        await thread.changed.wait_for(lambda: settled(thread.state))
+    record = await kernel.record(thread.id)
+    return {
+        "id": thread.id,
+        "state": thread.state,
+        "exit_code": record.exit_code,
+        "error": thread.error or None,
+        "waiting_for": thread.waiting_for or None,
+    }
+
+
+async def logs(kernel: Kernel, name: str, *, follow: bool, stderr: bool) -> AsyncIterator[bytes]:
+    """The agent's own output."""
+    thread = await kernel.thread(name)
+    pump = kernel.processes.log_of(thread, "stderr" if stderr else "stdout")
+    if follow:
+        async for data in pump.follow(kernel.processes.alive(thread)):
+            yield data
+        return
+    async for data in pump.read():
+        yield data
+
+
+# -- steps ----------------------------------------------------------------------------------------------------------
+
+
+def step_document(intent: StoredRow | None, outcome: StoredRow | None) -> dict[str, Any]:
+    """One step as scripts read it, from its intent, its outcome, or both."""
+    row = outcome or intent
+    assert row is not None  # noqa: S101 - a step has one of them
+    body: dict[str, Any] = json.loads(row.body)
+    rules: list[str] = body.get("rules") or []
+    error: dict[str, Any] | None = body.get("error")
+    point: dict[str, Any] | None = body.get("point")
+    return {
+        "step": row.step,
+        "lane": row.lane,
+        "lane_step": row.lane_step,
+        "branch": row.branch,
+        "action": row.action,
+        "resource": row.resource,
+        "effect": row.effect,
+        "verdict": row.verdict,
+        "rule": rules[0] if rules else None,
+        "outcome": row.outcome or None,
+        "started_at": from_us(row.started_us),
+        "duration_ms": row.duration_us / 1000 if outcome is not None else None,
+        "rollback_point": point["id"] if point else None,
+        "replayed": False,
+        "recovered": bool(body.get("recovered")),
+        "recognised": body.get("recognised"),
+        "effect_id": row.effect_id or None,
+        "error": error["message"] if error else None,
+        "reason": error["reason"] if error else None,
+    }
+
+
+async def step_documents(
+    kernel: Kernel, record: AgentRecord, after: int = 0
+) -> AsyncIterator[dict[str, Any]]:
+    """Steps in order, each once: of several rows of a step the newest outcome counts."""
+    intents: dict[int, StoredRow] = {}
+    outcomes: dict[int, StoredRow] = {}
+    while True:
+        rows = await kernel.core.store.steps_page(record.key, after, PAGE)
+        if not rows:
+            return
+        intents.clear()
+        outcomes.clear()
+        for row in rows:
+            (intents if row.phase is Phase.INTENT else outcomes)[row.step] = row
+        for step in sorted(intents.keys() | outcomes.keys()):
+            yield step_document(intents.get(step), outcomes.get(step))
+        after = max(row.step for row in rows)
+
+
+async def steps(kernel: Kernel, name: str, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
+    """The journal as a person reads it."""
+    record = await kernel.record(name)
+    last = 0
+    while True:
+        thread = kernel.core.threads.get(record.key)
+        over = thread is None or settled(thread.state)
+        async for document in step_documents(kernel, record, last):
+            if follow and document["outcome"] is None and not over:
+                break
+            last = document["step"]
+            yield document
+        if not follow or over or thread is None:
+            return
+        await asyncio.sleep(0.1)
+
+
+# -- operators' verbs -------------------------------------------------------------------------------------------------
+
+
+def _short(kernel: Kernel, thread: Thread) -> dict[str, Any]:
+    return {"id": thread.id, "state": thread.state, "process": kernel.processes.process_state(thread)}
+
+
+async def pause(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
+    """Freeze."""
+    thread = await kernel.thread(name)
+    if thread.state in FINAL_STATES:
+        raise conflict(f"`{thread.id}` is {thread.state}; there is nothing to pause")
+    await kernel.processes.pause(thread)
+    await kernel.core.operator_event("operator.pause", thread.id, operator=operator)
+    return _short(kernel, thread)
+
+
+async def resume(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
+    """Thaw."""
+    thread = await kernel.thread(name)
+    if thread.state != "paused":
+        hint = f"; start it again: ringfence start {thread.id}" if thread.state in FINAL_STATES else ""
+        raise conflict(f"`{thread.id}` is {thread.state}, not paused{hint}")
+    await kernel.core.operator_event("operator.resume", thread.id, operator=operator)
+    try:
+        await kernel.processes.resume(thread)
+    except SandboxError as error:
+        raise Problem(f"`{thread.id}` can't start: {error}", exit_code=1, reason="SandboxError") from error
+    return _short(kernel, thread)
+
+
+async def start(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
+    """Start again after an end, a park or a rollback; the thread continues by replay."""
+    thread = await kernel.thread(name)
+    if thread.program is not None:
+        hint = f"; thaw it: ringfence resume {thread.id}" if thread.frozen else ""
+        raise conflict(f"`{thread.id}` is running already{hint}")
+    if thread.state == "unknown":
+        raise conflict(
+            f"`{thread.id}` waits for {thread.waiting_for}; settle it: ringfence resolve {thread.id} STEP --as done|not-done"
+        )
+    if thread.state == "done":
+        raise conflict(
+            f"`{thread.id}` is done; roll it back first: ringfence rollback {thread.id} --to STEP --start"
+        )
+    await kernel.core.operator_event("operator.start", thread.id, operator=operator)
+    async with thread.operation:
+        thread.restarts = 0
+        try:
+            await kernel.processes.start(thread)
+        except SandboxError as error:
+            raise Problem(
+                f"`{thread.id}` can't start: {error}", exit_code=1, reason="SandboxError"
+            ) from error
+    return _short(kernel, thread)
+
+
+async def kill(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
+    """End the whole tree; answers when it is gone."""
+    thread = await kernel.thread(name)
+    await kernel.core.operator_event("operator.kill", thread.id, operator=operator)
+    await kernel.processes.kill(thread)
+    return _short(kernel, thread)
+
+
+async def pull(kernel: Kernel, name: str, path: str) -> AsyncIterator[bytes]:
+    """A tar of the live workspace or a part of it."""
+    thread = await kernel.thread(name)
+    async with thread.environment.lock():
+        try:
+            parts = make_tar(
+                kernel.layout.agent(thread.id) / "live",
+                thread.environment.workspace.canonical(path or "/workspace"),
+            )
+            while (part := await asyncio.to_thread(next, parts, None)) is not None:
+                for at in range(0, len(part), CHUNK):
+                    yield part[at : at + CHUNK]
+        except WorkspaceError as error:
+            raise Problem(str(error), exit_code=4, reason=error.reason) from error

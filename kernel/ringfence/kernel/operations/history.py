@@ -1,0 +1,305 @@
+"""What operators do with the past: points, rollback, diff, resolve, audit."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import time
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Any
+
+from ringfence.kernel.journal.audit import document_of, verify_store
+from ringfence.kernel.journal.types import Phase, Row, StoredRow
+from ringfence.kernel.operations.kernel import Kernel, from_us
+from ringfence.kernel.problems import Problem, bad_usage, conflict
+from ringfence.kernel.rollback import Undo, point_of
+from ringfence.kernel.thread import Thread
+from ringfence.sandbox.snapshots import SnapshotError
+from ringfence.sandbox.types import SandboxError
+from ringfence.sandbox.workspace import WorkspaceError
+from ringfence.syscalls.sql_target import restore as sql_restore
+
+DIFF_BYTES_MAX = 256 << 10
+
+
+async def _outcomes(kernel: Kernel, thread: Thread, after: int = 0) -> list[StoredRow]:
+    rows = kernel.core.store.lineage_outcomes(thread.key, thread.lineage.parts, after)
+    return [row async for row in rows]
+
+
+async def points(kernel: Kernel, name: str, *, verify: bool) -> dict[str, Any]:
+    """Rollback points of the agent's branch."""
+    thread = await kernel.thread(name)
+    found: list[dict[str, Any]] = []
+    for row in await _outcomes(kernel, thread):
+        point = point_of(row)
+        if point is None:
+            continue
+        verified = bool(point["verified"])
+        if verify and point["kind"] != "state":
+            verified = await asyncio.to_thread(thread.environment.snapshots.verify, point["id"])
+        found.append(
+            {
+                "id": point["id"],
+                "step": row.step,
+                "kind": point["kind"],
+                "action": row.action,
+                "covers": point["covers"],
+                "size_bytes": point["size_bytes"],
+                "verified": verified,
+                "at": from_us(row.started_us),
+            }
+        )
+    return {"points": found}
+
+
+# -- rollback -------------------------------------------------------------------------------------------------------
+
+
+def undo_document(undo: Undo) -> dict[str, Any]:
+    """What a rollback does, as `--preview` shows it."""
+    changes: list[dict[str, Any]] = []
+    conflicts: list[dict[str, Any]] = [
+        {"kind": "state", "target": text, "reason": text} for text in undo.state_conflicts
+    ]
+    if undo.files is not None:
+        changes += [
+            {"kind": "file", "target": i.path, "action": i.action, "detail": ""} for i in undo.files.items
+        ]
+        conflicts += [
+            {"kind": "file", "target": path, "reason": "changed since by others"}
+            for path in undo.files.conflicts
+        ]
+    for now, before in undo.state:
+        action = "restore" if before is not None and before.value is not None else "remove"
+        changes.append(
+            {"kind": "state", "target": now.key, "action": action, "detail": f"version {now.version}"}
+        )
+    for plan in undo.sql.values():
+        changes += sql_restore.describe(plan)
+        conflicts += sql_restore.describe_conflicts(plan)
+    return {
+        "to_step": undo.cut,
+        "changes": changes,
+        "conflicts": conflicts,
+        "not_undoable": [
+            {
+                "step": r.step,
+                "action": r.action,
+                "resource": r.resource,
+                "effect": r.effect,
+                "outcome": r.outcome,
+            }
+            for r in undo.not_undoable
+        ],
+        "others": [],
+    }
+
+
+async def rollback(
+    kernel: Kernel, name: str, to: str, *, preview: bool, path: str, start: bool, operator: str
+) -> dict[str, Any]:
+    """Put effects back, or say what that would do."""
+    thread = await kernel.thread(name)
+    cut = await kernel.rollback.cut_for(thread, to)
+    wanted = thread.environment.workspace.canonical(path, follow=False) if path else None
+    if preview:
+        undo = await kernel.rollback.plan(thread, cut, wanted)
+        return {
+            "preview": True,
+            **undo_document(undo),
+            "point": None,
+            "branch": thread.branch,
+            "state": thread.state,
+        }
+    if thread.fenced:
+        raise conflict(f"another kernel owns `{thread.id}` now; nothing was changed")
+    try:
+        undo, facts = await kernel.rollback.execute(thread, cut, wanted, operator)
+    except (SnapshotError, WorkspaceError) as error:
+        raise conflict(
+            f"the rollback stopped: {error}; mend that and run it again, it continues where it was"
+        ) from error
+    await kernel.core.operator_event("operator.rollback", thread.id, operator=operator, cut=cut, **facts)
+    if start:
+        async with thread.operation:
+            try:
+                await kernel.processes.start(thread)
+            except SandboxError as error:
+                raise Problem(
+                    f"rolled back, but `{thread.id}` can't start: {error}", exit_code=1, reason="SandboxError"
+                ) from error
+    return {"preview": False, **undo_document(undo), **facts, "state": thread.state}
+
+
+# -- diff -----------------------------------------------------------------------------------------------------------
+
+
+async def diff(kernel: Kernel, name: str, start: str, end: str) -> dict[str, Any]:
+    """Workspace changes between two points, each the state just before its step; without `end`: until now."""
+    thread = await kernel.thread(name)
+    low = await kernel.rollback.cut_for(thread, start) if start else 0
+    high = await kernel.rollback.cut_for(thread, end) if end else thread.last_step
+    before: dict[str, Any] = {}
+    later: dict[str, Any] = {}
+    for row in await _outcomes(kernel, thread, low):
+        point = point_of(row)
+        if point is None or point["kind"] != "workspace":
+            continue
+        manifest = await asyncio.to_thread(thread.environment.snapshots.load, point["id"])
+        if manifest is None:
+            raise conflict(f"the rollback point {point['id']} is gone from the store")
+        for entry in manifest.paths:
+            (before if row.step <= high else later).setdefault(entry.path, entry)
+    changes = [
+        change
+        for path in sorted(before)
+        if (change := await asyncio.to_thread(_change, thread, path, before[path], later.get(path)))
+        is not None
+    ]
+    return {"changes": changes}
+
+
+def _change(thread: Thread, path: str, before: Any, later: Any) -> dict[str, Any] | None:
+    workspace = thread.environment.workspace
+    after = later.before if later is not None else workspace.fingerprint(path)
+    if before.before == after:
+        return None
+    kind = "created" if before.before == "absent" else "removed" if after == "absent" else "modified"
+    return {
+        "path": path,
+        "kind": kind,
+        "before": before.before,
+        "after": after,
+        "diff": _text(thread, path, before, later),
+    }
+
+
+def _text(thread: Thread, path: str, before: Any, later: Any) -> str | None:
+    """A unified diff where both sides are short text."""
+    store = thread.environment.snapshots
+    try:
+        old: bytes = store.content(before)
+        new: bytes = store.content(later) if later is not None else _current(thread, path)
+        if max(len(old), len(new)) > DIFF_BYTES_MAX:
+            return None
+        sides = [old.decode().splitlines(keepends=True), new.decode().splitlines(keepends=True)]
+    except (UnicodeDecodeError, SnapshotError, WorkspaceError):
+        return None
+    return "".join(difflib.unified_diff(sides[0], sides[1], f"before{path}", f"after{path}")) or None
+
+
+def _current(thread: Thread, path: str) -> bytes:
+    try:
+        return thread.environment.workspace.read(path).data
+    except WorkspaceError as error:
+        if error.reason == "NoSuchResource":
+            return b""
+        raise
+
+
+# -- resolve ----------------------------------------------------------------------------------------------------------
+
+
+async def resolve(
+    kernel: Kernel, name: str, step: int, outcome: str, result: str, operator: str
+) -> dict[str, Any]:
+    """Settle a call whose outcome is unknown; the agent goes on from there."""
+    if outcome not in ("done", "not-done"):
+        raise bad_usage(f"`{outcome}` is neither `done` nor `not-done`")
+    try:
+        value = json.loads(result) if result else None
+    except json.JSONDecodeError as error:
+        raise bad_usage(f"the result is no JSON: {error}") from error
+    thread = await kernel.thread(name)
+    held = next((row for row in thread.replay.outcomes.values() if row.step == step), None)
+    if held is None:
+        raise Problem(
+            f"`{thread.id}` has no step {step} that waits; see: ringfence steps {thread.id}",
+            exit_code=4,
+            reason="NoSuchStep",
+        )
+    if held.outcome != "unknown":
+        raise conflict(f"step {step} of `{thread.id}` is settled already: its outcome is {held.outcome}")
+    body: dict[str, Any] = {"resolved_by": operator, "rules": [], "grants": []}
+    if outcome == "done":
+        body["result"] = value if value is not None else default_result(held.action)
+    else:
+        text = "an operator said that it was not done; it is made again"
+        body["error"] = {"reason": "Killed", "message": text, "metadata": {}}
+    row = Row(
+        chain=thread.key,
+        phase=Phase.OUTCOME,
+        step=step,
+        branch=held.branch,
+        lane=held.lane,
+        lane_step=held.lane_step,
+        action=held.action,
+        resource=held.resource,
+        effect=held.effect,
+        verdict=held.verdict,
+        outcome="ok" if outcome == "done" else "cancelled",
+        digest=held.digest,
+        effect_id=held.effect_id,
+        started_us=time.time_ns() // 1000,
+        body=json.dumps(body).encode(),
+    )
+    await kernel.core.append_outcome(row)
+    await kernel.core.operator_event(
+        "operator.resolve", thread.id, operator=operator, step=step, outcome=outcome
+    )
+    if outcome == "not-done":
+        thread.consumed_effects.discard(held.effect_id)
+        thread.effects.pop(held.effect_id, None)
+    await kernel.ownership.load_replay(thread)
+    await _go_on(kernel, thread)
+    return {"step": step, "outcome": "ok" if outcome == "done" else "cancelled", "state": thread.state}
+
+
+def default_result(action: str) -> dict[str, Any]:
+    """What the agent gets for a call that an operator says was done without giving its result."""
+    if action.startswith("http."):
+        return {"status": 200, "headers": {"ringfence-resolved": "done"}, "body": ""}
+    return {}
+
+
+async def _go_on(kernel: Kernel, thread: Thread) -> None:
+    left = [row.step for row in thread.replay.outcomes.values() if row.outcome == "unknown"]
+    if left:
+        await kernel.processes.set_state(thread, "unknown", waiting_for=f"the outcome of step {min(left)}")
+        return
+    async with thread.operation:
+        if thread.program is not None:
+            await kernel.processes.set_state(thread, "running")
+        elif thread.state == "unknown":
+            await kernel.processes.start(thread)
+    async with thread.resolved:
+        thread.resolved.notify_all()
+
+
+# -- audit ------------------------------------------------------------------------------------------------------------
+
+
+async def audit(kernel: Kernel, name: str, since: str) -> AsyncIterator[dict[str, Any]]:
+    """The evidence, record by record."""
+    chain = (await kernel.record(name)).key if name else None
+    try:
+        moment = datetime.fromisoformat(since) if since else None
+    except ValueError:
+        raise bad_usage(f"`{since}` is no time in RFC 3339, such as 2026-01-31T12:00:00Z") from None
+    async for row in kernel.core.store.audit(chain, moment):
+        yield document_of(row)
+
+
+async def audit_verify(kernel: Kernel) -> dict[str, Any]:
+    """Check every chain and its anchors."""
+    report = await verify_store(kernel.core.store, kernel.anchor)
+    return {
+        "ok": report.ok,
+        "rows": report.rows,
+        "chains": report.chains,
+        "anchors": report.anchors,
+        "first_bad": report.first_bad,
+    }

@@ -1,0 +1,99 @@
+"""What operators do with the kernel itself."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import Any
+
+from ringfence.kernel.config import VERSION
+from ringfence.kernel.journal.types import Unavailable
+from ringfence.kernel.operations.kernel import Kernel, rfc3339
+from ringfence.kernel.problems import Problem, bad_usage
+from ringfence.kernel.resources import ResourceError, Resources
+from ringfence.kernel.secrets import SecretsError
+
+
+async def status(kernel: Kernel) -> dict[str, Any]:
+    """The kernel's health."""
+    resources = kernel.ownership.resources
+    try:
+        await kernel.core.store.ping()
+        database, counts = "ok", Counter(r.state for r in await kernel.core.store.agents(True))
+    except Unavailable:
+        database, counts = "away", Counter(t.state for t in kernel.core.threads.values())
+    return {
+        "pid": os.getpid(),
+        "version": VERSION,
+        "data": str(kernel.layout.data),
+        "listen": kernel.listen,
+        "kernel": int(kernel.core.kernel),
+        "database": {
+            "embedded": kernel.settings.dsn is None,
+            "version": kernel.database_version,
+            "state": database,
+        },
+        "agents": dict(counts),
+        "config": {
+            "file": str(resources.path) if resources.path else None,
+            "loaded_at": rfc3339(resources.loaded_at),
+            "error": resources.error or None,
+        },
+    }
+
+
+async def reload(kernel: Kernel, operator: str) -> dict[str, Any]:
+    """Read the kernel file again.
+
+    Raises:
+        Problem: it is wrong; the last good one stays in force, and `status` shows the error.
+    """
+    old = kernel.ownership.resources
+    try:
+        new = Resources.load(old.path, kernel.secrets, kernel.embedded)
+    except ResourceError as error:
+        old.error = str(error)
+        await kernel.core.operator_event("operator.reload", operator=operator, ok=False, error=str(error))
+        raise bad_usage(f"{error}\nthe last good kernel file stays in force", "BadConfig") from error
+    kernel.ownership.resources = new
+    for thread in list(kernel.core.threads.values()):
+        thread.environment.http, thread.environment.sql = new.http, new.sql
+        await thread.refresh(None)
+    await kernel.core.operator_event("operator.reload", operator=operator, ok=True)
+    return {
+        "file": str(new.path) if new.path else None,
+        "loaded_at": rfc3339(new.loaded_at),
+        "resources": sorted([*new.http, *new.sql]),
+    }
+
+
+async def shutdown(kernel: Kernel, drain_ms: int, operator: str) -> dict[str, Any]:
+    """Begin the stop in order; the answer comes before it ends."""
+    await kernel.core.operator_event("operator.down", operator=operator, drain_ms=drain_ms)
+    kernel.stop(drain_ms / 1000)
+    return {"pid": os.getpid(), "state": "stopping"}
+
+
+async def secret_set(kernel: Kernel, name: str, value: bytes, operator: str) -> dict[str, Any]:
+    """Keep a secret."""
+    try:
+        kernel.secrets.set(name, value)
+    except SecretsError as error:
+        raise bad_usage(str(error), "BadSecret") from error
+    await kernel.core.operator_event("operator.secret_set", name, operator=operator)
+    return {"name": name}
+
+
+async def secret_remove(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
+    """Forget a secret."""
+    try:
+        kernel.secrets.remove(name)
+    except SecretsError as error:
+        raise Problem(str(error), exit_code=4, reason="NoSuchSecret") from error
+    await kernel.core.operator_event("operator.secret_remove", name, operator=operator)
+    return {"name": name}
+
+
+def secret_list(kernel: Kernel) -> dict[str, Any]:
+    """Names alone."""
+    return {"secrets": kernel.secrets.list()}

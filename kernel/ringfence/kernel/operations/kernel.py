@@ -1,0 +1,113 @@
+"""The running kernel as operators' requests see it, and what they all need."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from ringfence.kernel.config import Layout, Settings
+from ringfence.kernel.core import Core
+from ringfence.kernel.journal.anchor import Anchor
+from ringfence.kernel.journal.types import AgentRecord, Ambiguous
+from ringfence.kernel.ownership import Ownership
+from ringfence.kernel.problems import Problem, no_such_agent, not_here
+from ringfence.kernel.processes import Processes
+from ringfence.kernel.rollback import Rollback
+from ringfence.kernel.secrets import Secrets
+from ringfence.kernel.thread import FINAL_STATES, Thread
+
+
+@dataclass(slots=True, kw_only=True)
+class Kernel:
+    """The composition root's result."""
+
+    settings: Settings
+    layout: Layout
+    core: Core
+    ownership: Ownership
+    processes: Processes
+    rollback: Rollback
+    secrets: Secrets
+    anchor: Anchor
+    database_version: str
+    embedded: Mapping[str, str]
+    listen: str = ""
+    stop: Callable[[float], None] = lambda _drain_s: None
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def record(self, name: str) -> AgentRecord:
+        """The agent of this id or name.
+
+        Raises:
+            Problem: there is none, or several have the name.
+        """
+        try:
+            record = await self.core.store.agent(name)
+        except Ambiguous as error:
+            ids = ", ".join(error.ids)
+            text = f"several agents are named `{name}`: {ids}; give an id"
+            raise Problem(text, exit_code=2, reason="Ambiguous") from error
+        if record is None:
+            raise no_such_agent(name)
+        return record
+
+    async def thread(self, name: str) -> Thread:
+        """The live side of an agent. One that ended is taken over again, so that it can be rolled back or started.
+
+        Raises:
+            Problem: there is none, or another kernel owns it.
+        """
+        record = await self.record(name)
+        thread = self.core.threads.get(record.key)
+        if thread is not None:
+            return thread
+        if record.owner is not None and record.owner != self.core.kernel:
+            raise not_here(record.id)
+        if not await self.core.store.take_agent(record.key, self.core.kernel):
+            raise not_here(record.id)
+        return await self.ownership.adopt(record)
+
+
+def manifest_version(text: str) -> str:
+    """The version of a manifest: what its text hashes to."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def rfc3339(moment: datetime | None) -> str | None:
+    """A time as documents show it."""
+    return (
+        None
+        if moment is None
+        else moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    )
+
+
+def from_us(micros: int) -> str:
+    """A journal time as documents show it."""
+    return rfc3339(datetime.fromtimestamp(micros / 1_000_000, UTC)) or ""
+
+
+def settled(record_state: str) -> bool:
+    """Whether an agent waits for nobody but a person, or for nothing at all."""
+    return record_state in FINAL_STATES or record_state in ("unknown", "parked", "paused")
+
+
+def agent_row(kernel: Kernel, record: AgentRecord) -> dict[str, Any]:
+    """One agent as `ps` shows it."""
+    thread = kernel.core.threads.get(record.key)
+    age = (record.ended_at or datetime.now(UTC)) - record.created_at
+    return {
+        "id": record.id,
+        "name": record.name,
+        "state": thread.state if thread is not None else record.state,
+        "process": kernel.processes.process_state(thread) if thread is not None else "none",
+        "steps": thread.steps if thread is not None else None,
+        "tokens": 0,
+        "cost_usd": 0.0,
+        "age_ms": int(age.total_seconds() * 1000),
+        "waiting_for": (thread.waiting_for if thread is not None else record.waiting_for) or None,
+    }

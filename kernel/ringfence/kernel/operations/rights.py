@@ -1,0 +1,212 @@
+"""What operators do with permissions."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ringfence.kernel.journal.types import GrantRecord, Phase
+from ringfence.kernel.operations.kernel import Kernel, rfc3339
+from ringfence.kernel.problems import Problem, bad_usage, conflict
+from ringfence.kernel.revocation import apply_epoch
+from ringfence.policy.actions import kind_of
+from ringfence.policy.canonical import canonical_path, canonical_url
+from ringfence.policy.problems import ManifestError
+from ringfence.policy.rules import parse_rule, select_rules
+from ringfence.policy.types import Request, Resource
+
+ACK_S = 15.0
+
+
+async def grant(
+    kernel: Kernel, name: str, rule_text: str, *, expires_ms: int, uses: int, operator: str
+) -> dict[str, Any]:
+    """Add a permission. A deny of the manifest or of the operator's ceilings still wins."""
+    record = await kernel.record(name)
+    try:
+        rule = parse_rule(rule_text)
+    except ManifestError as error:
+        raise bad_usage(f"the rule `{rule_text}` can't be used: {error}", "BadRule") from error
+    expires = datetime.now(UTC) + timedelta(milliseconds=expires_ms) if expires_ms else None
+    granted, epoch = await kernel.core.store.add_grant(
+        record.key, rule.text, rule.verdict.value, operator, expires, uses or None
+    )
+    await _make_known(kernel, record.key, epoch)
+    await kernel.core.operator_event(
+        "operator.grant", record.id, operator=operator, grant=granted.id, rule=rule.text, epoch=epoch
+    )
+    return {
+        "id": granted.id,
+        "rule": granted.rule,
+        "verdict": granted.verdict,
+        "expires_at": rfc3339(granted.expires_at),
+        "uses_left": granted.uses_left,
+        "epoch": epoch,
+    }
+
+
+def _chosen(grants: list[GrantRecord], wanted: str) -> list[GrantRecord]:
+    """Grants a revocation names: by id, by the same rule, or by an action alone."""
+    try:
+        rules = select_rules(wanted, [parse_rule(g.rule, g.verdict, rule_id=g.id) for g in grants])
+    except ManifestError as error:
+        raise bad_usage(f"`{wanted}` names no permission: {error}", "BadRule") from error
+    chosen = {rule.id for rule in rules}
+    return [g for g in grants if g.id in chosen]
+
+
+def canonical_resource(action: str, resource: str) -> Resource:
+    """A resource as people type it, as policy wants it."""
+    kind = kind_of(action)
+    if kind == "path":
+        return canonical_path(resource)
+    if kind == "url":
+        return canonical_url(resource)
+    return tuple(shlex.split(resource)) if kind == "command" else resource
+
+
+async def revoke(
+    kernel: Kernel, name: str, wanted: str, *, everything: bool, purge: bool, operator: str
+) -> dict[str, Any]:
+    """Take permissions away; answers when no later call on any kernel can use them."""
+    started = time.monotonic()
+    record = await kernel.record(name)
+    grants = await kernel.core.store.grants(record.key)
+    if everything == bool(wanted):
+        raise bad_usage("name one rule or grant, or say --all")
+    chosen = grants if everything else _chosen(grants, wanted)
+    if not chosen and not everything:
+        held = "; ".join(f"{g.id} {g.rule}" for g in grants) or "none"
+        text = f"`{record.id}` has no permission `{wanted}`; it has: {held}"
+        raise Problem(text, exit_code=4, reason="NoSuchGrant")
+    epoch, revoked = await kernel.core.store.revoke(
+        record.key, None if everything else [g.id for g in chosen]
+    )
+    if purge:
+        thread = await kernel.thread(record.id)
+        thread.purged = thread.purged | {g.id for g in revoked}
+        await kernel.core.event(thread.key, "revoke.purge", record.id, grants=[g.id for g in revoked])
+    affected = await _make_known(kernel, record.key, epoch)
+    await kernel.core.operator_event(
+        "operator.revoke",
+        record.id,
+        operator=operator,
+        grants=[g.id for g in revoked],
+        rules=[g.rule for g in revoked],
+        epoch=epoch,
+        purge=purge,
+        affected=affected,
+    )
+    return {
+        "epoch": epoch,
+        "revoked": [{"id": g.id, "rule": g.rule} for g in revoked],
+        "affected": affected,
+        "elapsed_ms": round((time.monotonic() - started) * 1000, 3),
+    }
+
+
+async def _make_known(kernel: Kernel, key: Any, epoch: int) -> list[dict[str, Any]]:
+    """Have the owner of the agent take over the epoch: this kernel at once, another one by its acknowledgement."""
+    thread = kernel.core.threads.get(key)
+    if thread is not None and not thread.fenced:
+        return await apply_epoch(kernel.core, thread, epoch)
+    try:
+        report = await kernel.core.store.wait_acked(key, epoch, ACK_S)
+    except TimeoutError:
+        text = (
+            f"the permission is taken from every new call, but the kernel that owns the agent has not answered in {ACK_S:g} s; "
+            "calls that were under way may still be running: run the same command again"
+        )
+        raise conflict(text) from None
+    if report is None:
+        return []
+    return list(report.get("affected", []))
+
+
+async def policy_show(kernel: Kernel, name: str) -> dict[str, Any]:
+    """Rules in force."""
+    thread = await kernel.thread(name)
+    rights = thread.rights
+    rules = [
+        {"id": g.id, "verdict": g.verdict, "text": g.rule, "origin": g.origin} for g in rights.grants.values()
+    ]
+    rules += [
+        {"id": r.id, "verdict": "deny", "text": r.text, "origin": "manifest"}
+        for r in thread.manifest.rules
+        if r.verdict == "deny"
+    ]
+    ceilings = [
+        {"id": r.id, "verdict": str(r.verdict), "text": r.text}
+        for r in kernel.ownership.resources.file.ceilings.rules
+    ]
+    return {
+        "agent": thread.id,
+        "epoch": rights.epoch,
+        "policy_version": rights.version,
+        "rules": rules,
+        "ceilings": ceilings,
+    }
+
+
+async def can_i(kernel: Kernel, name: str, action: str, resource: str) -> dict[str, Any]:
+    """What a call would get, without acting."""
+    thread = await kernel.thread(name)
+    if action not in kernel.core.table:
+        raise bad_usage(f"no action `{action}`; there are: {', '.join(kernel.core.table)}")
+    try:
+        canonical = canonical_resource(action, resource)
+    except ValueError as error:
+        raise bad_usage(f"the resource `{resource}` can't be used: {error}") from error
+    decision = thread.rights.policy.decide(
+        Request(
+            principal=thread.id,
+            action=action,
+            resource=canonical,
+            effect=kernel.core.table[action].effect.name,
+        )
+    )
+    return {
+        "verdict": decision.verdict.value,
+        "rule": decision.rules[0] if decision.rules else None,
+        "reason": decision.reason,
+    }
+
+
+async def explain(kernel: Kernel, name: str, step: int) -> dict[str, Any]:
+    """Why a step got its verdict, as it was recorded when it was decided."""
+    record = await kernel.record(name)
+    rows = await kernel.core.store.step(record.key, step)
+    rows = [row for row in rows if row.phase in (Phase.INTENT, Phase.OUTCOME)]
+    if not rows:
+        raise Problem(
+            f"`{record.id}` has no step {step}; see: ringfence steps {record.id}",
+            exit_code=4,
+            reason="NoSuchStep",
+        )
+    row = rows[-1]
+    body: dict[str, Any] = json.loads(row.body)
+    grants = {g.id: g for g in await kernel.core.store.grants(record.key, active=False)}
+    thread = await kernel.thread(name)
+    texts = {r.id: (r.text, "manifest") for r in thread.manifest.rules}
+    texts |= {r.id: (r.text, "ceiling") for r in kernel.ownership.resources.file.ceilings.rules}
+    texts |= {g.id: (g.rule, g.origin) for g in grants.values()}
+    wanted: list[str] = [*(body.get("rules") or []), *((body.get("while_running") or {}).get("rules") or [])]
+    return {
+        "step": row.step,
+        "action": row.action,
+        "resource": row.resource,
+        "effect": row.effect,
+        "verdict": row.verdict,
+        "outcome": row.outcome or None,
+        "rules": [
+            {"id": r, "text": texts.get(r, ("", ""))[0], "origin": texts.get(r, ("", ""))[1]} for r in wanted
+        ],
+        "grants": body.get("grants") or [],
+        "epoch": body.get("epoch"),
+        "policy_version": body.get("policy_version"),
+        "reason": (body.get("error") or {}).get("message") or body.get("reason") or "",
+        "point": body.get("point"),
+    }

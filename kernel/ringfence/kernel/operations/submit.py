@@ -1,0 +1,154 @@
+"""Submission: the manifest is checked as a whole before anything exists."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from ringfence.kernel.config import AGENT_UID_BASE
+from ringfence.kernel.operations.kernel import Kernel, manifest_version
+from ringfence.kernel.problems import Problem, bad_usage, conflict
+from ringfence.kernel.rights import effective_rules
+from ringfence.policy.engine import AgentPolicy
+from ringfence.policy.manifest import parse_manifest
+from ringfence.policy.manifest_types import Manifest
+from ringfence.policy.problems import ManifestError
+from ringfence.policy.types import Verdict
+from ringfence.sandbox.trees import copy_tree, extract_tar
+from ringfence.sandbox.types import SandboxError
+from ringfence.sandbox.workspace import Workspace, WorkspaceError
+from ringfence.v1 import operator_pb2 as pb
+
+MANIFEST_BYTES_MAX = 256 << 10
+INPUT_BYTES_MAX = 16 << 20
+WORKSPACE_BYTES_MAX = 8 << 30
+
+
+async def submit(kernel: Kernel, frames: AsyncIterator[pb.SubmitRequest], operator: str) -> dict[str, Any]:
+    """Create an agent from a stream of one header and the parts of its workspace.
+
+    Raises:
+        Problem: the manifest is wrong, a resource is missing, the workspace is unsafe, or the sandbox can't be had.
+    """
+    first = await anext(frames, None)
+    if first is None or first.WhichOneof("frame") != "header":
+        raise bad_usage("the first frame of a submission has to be its header")
+    header = first.header
+    manifest = check_manifest(kernel, header.manifest, header.source or "manifest")
+    if len(header.input) > INPUT_BYTES_MAX:
+        raise bad_usage(
+            f"the input has {len(header.input)} bytes; the limit is {INPUT_BYTES_MAX}: put it in the workspace"
+        )
+    agents = kernel.layout.data / "agents"
+    agents.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".incoming-", dir=agents))
+    try:
+        tar = await _receive(frames, staging)
+        rules = effective_rules(manifest, kernel.ownership.resources.file)
+        grants = [(rule.verdict.value, rule.text) for rule in rules if rule.verdict is not Verdict.DENY]
+        record = await kernel.core.store.create_agent(
+            name=header.name or manifest.name,
+            thread=f"t-{secrets.token_hex(8)}",
+            manifest=header.manifest,
+            source=header.source or "manifest",
+            labels=dict(manifest.labels),
+            input=header.input,
+            owner=kernel.core.kernel,
+            uid_base=AGENT_UID_BASE if os.geteuid() == 0 else None,
+            grants=grants,
+        )
+        home = kernel.layout.agent(record.id)
+        try:
+            await asyncio.to_thread(_lay_out, kernel, manifest, tar, home, record.uid)
+        except (WorkspaceError, OSError) as error:
+            await kernel.core.store.set_agent(record.key, state="failed", error=str(error))
+            raise bad_usage(f"the workspace can't be taken in: {error}", "BadWorkspace") from error
+    finally:
+        await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
+    thread = await kernel.ownership.adopt(record)
+    await kernel.core.operator_event(
+        "operator.submit", record.id, operator=operator, manifest=manifest_version(header.manifest)
+    )
+    try:
+        async with thread.operation:
+            await kernel.processes.start(thread)
+    except SandboxError as error:
+        raise Problem(f"`{record.id}` can't start: {error}", exit_code=1, reason="SandboxError") from error
+    return {"id": record.id, "name": record.name, "state": thread.state}
+
+
+def check_manifest(kernel: Kernel, text: str, source: str) -> Manifest:
+    """Parse a manifest and hold it against what this kernel has.
+
+    Raises:
+        Problem: every mistake with line and column.
+    """
+    if len(text.encode()) > MANIFEST_BYTES_MAX:
+        raise bad_usage(f"the manifest is longer than {MANIFEST_BYTES_MAX} bytes", "BadManifest")
+    try:
+        manifest = parse_manifest(text, source)
+    except ManifestError as error:
+        raise bad_usage(str(error), "BadManifest") from error
+    unsupported = manifest.unsupported()
+    if unsupported:
+        lines = "\n".join(f"{source}:{p.line}:{p.column}: {p.message}; {p.fix}" for p in unsupported)
+        raise bad_usage(lines, "BadManifest")
+    file = kernel.ownership.resources.file
+    for role in manifest.roles:
+        if role not in file.roles:
+            known = ", ".join(sorted(file.roles)) or "none"
+            raise bad_usage(
+                f"{source}: the kernel file declares no role `{role}`; it has: {known}", "BadManifest"
+            )
+    for mount in manifest.sandbox.mounts:
+        if mount.source != mount.target:
+            text = f"{source}: `sandbox.mounts` shows a directory at its own path in this release; write `target: {mount.source}`"
+            raise bad_usage(text, "BadManifest")
+        if not Path(mount.source).is_dir():
+            text = f"{source}: `sandbox.mounts` names `{mount.source}`, which is no directory on this host"
+            raise bad_usage(text, "BadManifest")
+    return manifest
+
+
+async def _receive(frames: AsyncIterator[pb.SubmitRequest], staging: Path) -> Path | None:
+    path = staging / "workspace.tar"
+    size = 0
+    with path.open("wb") as file:
+        async for frame in frames:
+            if frame.WhichOneof("frame") != "workspace":
+                raise bad_usage("after its header a submission has only parts of the workspace")
+            size += len(frame.workspace)
+            if size > WORKSPACE_BYTES_MAX:
+                raise bad_usage(f"the workspace is larger than {WORKSPACE_BYTES_MAX} bytes")
+            try:
+                await asyncio.to_thread(file.write, frame.workspace)
+            except OSError as error:
+                raise conflict(
+                    f"the workspace can't be stored: {error}; make room in the data directory"
+                ) from error
+    return path if size else None
+
+
+def _lay_out(kernel: Kernel, manifest: Manifest, tar: Path | None, home: Path, uid: int | None) -> None:
+    """Make `live` and the program image beside it: the image is what the program may read of the workspace."""
+    home.mkdir(mode=0o700, parents=True)
+    live, owner = home / "live", uid if os.geteuid() == 0 else None
+    live.mkdir(mode=0o755)
+    if owner is not None:
+        os.chown(live, owner, owner)
+    if tar is not None:
+        with tar.open("rb") as file:
+            extract_tar(file, live, uid=owner)
+    (home / "scratch").mkdir(mode=0o711)
+    (home / "logs").mkdir(mode=0o700)
+    file = kernel.ownership.resources.file
+    denies = [rule for rule in effective_rules(manifest, file) if rule.verdict is Verdict.DENY]
+    policy = AgentPolicy("image", [], denies, file.ceilings.rules)
+    hidden = set(policy.masks(info.path for info in Workspace(live).walk()))
+    copy_tree(live, home / "image", skip=lambda path: path in hidden, uid=owner)

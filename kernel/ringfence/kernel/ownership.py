@@ -1,0 +1,143 @@
+"""Takes agents over: builds the live thread of an agent from what the database knows."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ringfence.kernel.budgets import Budgets
+from ringfence.kernel.config import Layout
+from ringfence.kernel.core import Core
+from ringfence.kernel.environment import (
+    AgentEnvironment,
+    SharedState,
+    interpreter_directories,
+    sandbox_path,
+)
+from ringfence.kernel.journal.types import AgentRecord
+from ringfence.kernel.recovery import settle_unfinished
+from ringfence.kernel.replay import Lineage, Replay
+from ringfence.kernel.resources import Resources
+from ringfence.kernel.rights import Rights
+from ringfence.kernel.thread import Thread
+from ringfence.policy.manifest import parse_manifest
+from ringfence.policy.manifest_types import Manifest
+from ringfence.sandbox.snapshots import SnapshotStore
+from ringfence.sandbox.types import Limits, Sandbox
+from ringfence.sandbox.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+_CONSUMED = frozenset({"ok", "unknown"})
+
+
+@dataclass(slots=True, kw_only=True)
+class Ownership:
+    """Builds and rebuilds threads."""
+
+    core: Core
+    layout: Layout
+    resources: Resources
+    sandbox: Sandbox
+
+    async def adopt(self, record: AgentRecord) -> Thread:
+        """Build the thread of an agent this kernel owns and settle what a dead kernel left of it."""
+        manifest = parse_manifest(record.manifest, record.source)
+        rights = await self._rights(record, manifest)
+        counts = await self.core.store.counts(record.key)
+        lineage = Lineage.of(record.branch, await self.core.store.branches(record.key))
+        thread = Thread(
+            record=record,
+            manifest=manifest,
+            rights=rights,
+            budgets=Budgets(
+                record.id,
+                manifest.budgets,
+                self.resources.file.ceilings.budgets,
+                {"calls": counts.get("calls", 0), "destructive": counts.get("destructive", 0)},
+            ),
+            environment=self._environment(record, manifest, rights),
+            lineage=lineage,
+            next_step=int(counts.get("max_step", 0)) + 1,
+            reload=self._reload,
+        )
+        thread.steps = int(counts.get("max_step", 0))
+        await self.core.journal.adopt(record.key)
+        self.core.threads[record.key] = thread
+        await self.load_replay(thread)
+        unknown = await settle_unfinished(self.core, thread)
+        if unknown and thread.state not in ("killed", "failed"):
+            thread.state = "unknown"
+            thread.waiting_for = f"the outcome of step {unknown[0]}"
+            await self.core.store.set_agent(thread.key, state=thread.state, waiting_for=thread.waiting_for)
+        return thread
+
+    async def load_replay(self, thread: Thread) -> None:
+        """Read again what the lineage of the thread's branch has recorded."""
+        store = self.core.store
+        replay = Replay(unfinished=thread.replay.unfinished)
+        parts = thread.lineage.parts
+        replay.checkpoint = await store.latest_checkpoint(thread.key, parts)
+        after = 0 if replay.checkpoint is None else replay.checkpoint.step
+        async for row in store.lineage_outcomes(thread.key, parts, after):
+            replay.add(row)
+        thread.effects.clear()
+        thread.consumed_effects.clear()
+        async for row in store.effect_outcomes(thread.key):
+            if row.outcome not in _CONSUMED:
+                thread.effects.pop(row.effect_id, None)
+                thread.consumed_effects.discard(row.effect_id)
+                continue
+            thread.effects[row.effect_id] = row
+            if thread.lineage.holds(row.branch, row.step):
+                thread.consumed_effects.add(row.effect_id)
+        thread.purged = frozenset(await store.purged_grants(thread.key))
+        thread.replay = replay
+
+    async def switch_branch(self, thread: Thread, branch: int) -> None:
+        """Continue on another branch."""
+        thread.lineage = Lineage.of(branch, await self.core.store.branches(thread.key))
+        thread.branch = branch
+        thread.replay.unfinished.clear()
+        await self.load_replay(thread)
+
+    # -- parts ----------------------------------------------------------------------------------------------------
+
+    async def _rights(self, record: AgentRecord, manifest: Manifest) -> Rights:
+        fresh = await self.core.store.agent_by_key(record.key)
+        epoch = record.epoch if fresh is None else fresh.epoch
+        grants = await self.core.store.grants(record.key)
+        return Rights(
+            agent=record.id, manifest=manifest, kernel_file=self.resources.file, grants=grants, epoch=epoch
+        )
+
+    async def _reload(self, thread: Thread) -> Rights:
+        return await self._rights(thread.record, thread.manifest)
+
+    def _environment(self, record: AgentRecord, manifest: Manifest, rights: Rights) -> AgentEnvironment:
+        home = self.layout.agent(record.id)
+        uid = record.uid if os.geteuid() == 0 else None
+        box = manifest.sandbox
+        return AgentEnvironment(
+            agent=record.id,
+            workspace=Workspace(home / "live", uid=uid),
+            snapshots=SnapshotStore(self.layout.points(record.id)),
+            sandbox=self.sandbox,
+            limits=Limits(
+                memory_bytes=box.memory_bytes,
+                pids=box.pids,
+                cpu=box.cpu,
+                disk_bytes=box.disk_bytes,
+                timeout_s=box.timeout_s,
+            ),
+            command_env={"PATH": sandbox_path(), "HOME": "/tmp", "LANG": "C.UTF-8", **manifest.run.env},  # noqa: S108 - inside the sandbox
+            readonly=(*interpreter_directories(), *(Path(m.source) for m in box.mounts)),
+            uid=uid,
+            scratch_root=home / "scratch",
+            state=SharedState(self.core.store),
+            http=self.resources.http,
+            sql=self.resources.sql,
+            rights=rights,
+        )

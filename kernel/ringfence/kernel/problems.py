@@ -1,0 +1,40 @@
+"""What an operator's request can run into. Each carries the exit code of the command that asked."""
+
+from __future__ import annotations
+
+
+class Problem(Exception):
+    """An operator's request that can't be carried out.
+
+    Attributes:
+        message: one line for people: what, why, what to type next.
+        exit_code: 1 not well, 2 usage, 3 denied, 4 no such thing, 5 conflict, 6 no kernel.
+        reason: stable name.
+    """
+
+    def __init__(self, message: str, *, exit_code: int, reason: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.exit_code = exit_code
+        self.reason = reason
+
+
+def no_such_agent(name: str) -> Problem:
+    """The agent is not in the database."""
+    return Problem(f"no agent `{name}`; see: ringfence ps --all", exit_code=4, reason="NoSuchAgent")
+
+
+def not_here(agent: str) -> Problem:
+    """Another kernel owns the agent."""
+    text = f"`{agent}` is owned by another kernel of this database; connect to that one"
+    return Problem(text, exit_code=5, reason="Conflict")
+
+
+def conflict(message: str) -> Problem:
+    """The state of things does not allow it now."""
+    return Problem(message, exit_code=5, reason="Conflict")
+
+
+def bad_usage(message: str, reason: str = "BadUsage") -> Problem:
+    """The request itself is wrong."""
+    return Problem(message, exit_code=2, reason=reason)

@@ -1,0 +1,147 @@
+"""Settles the calls that a dead kernel left between intent and outcome, before their agent runs again.
+
+REPEAT        nothing to settle: the program asks again and the call is run again
+RESTORE, ROLL_FORWARD, ASK_TARGET
+the body finishes it, or says that nothing happened, or that it can't be known
+KEYED         with a key: run again when asked, with the same key; without: unknown
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+from ringfence.kernel.config import DEADLINE_MS_MAX, INLINE_RESULT_BYTES_MAX
+from ringfence.kernel.core import Core
+from ringfence.kernel.flight import Flight
+from ringfence.kernel.replay import OPERATOR_LANE, Unfinished
+from ringfence.kernel.settled import error_payload
+from ringfence.kernel.thread import Thread
+from ringfence.syscalls.base import Effect, Plan, Recovery, Rerun
+from ringfence.syscalls.codec import decode_arguments, encode_result
+from ringfence.syscalls.errors import OutcomeUnknown, SyscallError
+
+log = logging.getLogger(__name__)
+
+_BY_BODY = frozenset({Recovery.RESTORE, Recovery.ROLL_FORWARD, Recovery.ASK_TARGET})
+
+
+class _Intent(msgspec.Struct):
+    arguments: msgspec.Raw
+    idempotent: bool = True
+
+
+_decode = msgspec.json.Decoder(_Intent).decode
+
+
+async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
+    """Settle every unfinished call of the thread's lineage.
+
+    What is to be run again is left in `thread.replay.unfinished`.
+
+    Returns:
+        Steps whose outcome stays unknown.
+    """
+    unknown: list[int] = []
+    for intent, last in await core.store.unfinished(thread.key):
+        if intent.lane == OPERATOR_LANE or not thread.lineage.holds(intent.branch, intent.step):
+            continue
+        progress = None if last is None else last.body
+        row = core.table.get(intent.action)
+        body = _decode(intent.body)
+        place = (intent.lane, intent.lane_step)
+        thread.replay.unfinished[place] = Unfinished(intent=intent, progress=progress)
+        if row is None:
+            log.error(
+                "%s step %d: this release has no syscall `%s` to settle it with",
+                thread.id,
+                intent.step,
+                intent.action,
+            )
+            unknown.append(intent.step)
+            continue
+        arguments, canonical, _ = decode_arguments(row, bytes(body.arguments))
+        flight = Flight(
+            core,
+            thread,
+            row,
+            arguments=arguments,
+            canonical=canonical,
+            digest=intent.digest,
+            lane=intent.lane,
+            lane_step=intent.lane_step,
+            step=intent.step,
+            deadline_s=DEADLINE_MS_MAX / 1000,
+        )
+        flight.intent_written = True
+        flight.effect_id = intent.effect_id
+        flight.progress = progress
+        flight.effect = Effect[intent.effect]
+        flight.started_us = intent.started_us
+        flight.plan = _plan_of(intent.resource)
+        if row.recovery in _BY_BODY:
+            if not await _recover_by_body(core, flight):
+                unknown.append(intent.step)
+        elif row.recovery is Recovery.KEYED and not body.idempotent:
+            sent = OutcomeUnknown(
+                f"{intent.action} on `{intent.resource}` may have been sent before the crash and its resource takes no "
+                f"idempotency key; settle it: ringfence resolve {thread.id} {intent.step} --as done|not-done",
+                audit_id=f"{thread.id}/{intent.step}",
+            )
+            await _close(core, flight, sent)
+            unknown.append(intent.step)
+    return unknown
+
+
+def _plan_of(resource: str) -> Plan:
+    return Plan(resource=resource, questions=())
+
+
+async def _recover_by_body(core: Core, flight: Flight) -> bool:
+    """Let the body settle its call. Returns False where the outcome stays unknown."""
+    thread = flight.thread
+    try:
+        flight.plan = flight.row.body.plan(flight.arguments, thread.environment)
+    except SyscallError:
+        # The call itself may have removed what its plan looks at; the recorded point knows the paths.
+        log.debug("%s can't be planned again", flight.audit_id)
+    flight.questions = list(flight.plan.questions)
+    flight.judgement = (
+        thread.rights.judge(tuple(flight.questions), flight.effect.name) if flight.questions else None
+    )
+    flight.epoch = thread.rights.epoch
+    try:
+        settled = await flight.row.body.recover(flight, flight.arguments)
+    except SyscallError as error:
+        if not isinstance(error, OutcomeUnknown):
+            log.warning("%s can't be recovered: %s", flight.audit_id, error.message)
+            error = OutcomeUnknown(
+                f"{error.message}; settle it: ringfence resolve {thread.id} {flight.step} --as done|not-done",
+                audit_id=flight.audit_id,
+            )
+        await _close(core, flight, error)
+        return False
+    if settled is Rerun.RERUN:
+        log.info("%s left no effect before the crash; it runs again when asked", flight.audit_id)
+        return True
+    result = encode_result(flight.row, settled)
+    if len(result) > INLINE_RESULT_BYTES_MAX:
+        ref = await asyncio.to_thread(core.blobs.put, result)
+        payload = (
+            b'"artifact":' + msgspec.json.encode(ref) + b',"result_bytes":%d,"recovered":true,' % len(result)
+        )
+    else:
+        payload = b'"result":' + result + b',"recovered":true,'
+    outcome = flight.outcome_row("ok", payload)
+    await core.append_outcome(outcome)
+    thread.replay.unfinished.pop((flight.lane, flight.lane_step), None)
+    thread.replay.add(flight.stored(outcome))
+    return True
+
+
+async def _close(core: Core, flight: Flight, error: SyscallError) -> None:
+    outcome = flight.outcome_row(error.outcome, error_payload(error))
+    await core.append_outcome(outcome)
+    flight.thread.replay.unfinished.pop((flight.lane, flight.lane_step), None)
+    flight.thread.replay.add(flight.stored(outcome))

@@ -1,0 +1,88 @@
+"""What a restarted program finds again: outcomes by lane and step along the lineage of its branch.
+
+A branch's prefix is its parent's journal up to and with the cut. Step numbers grow over all branches, so a branch's
+lineage is a list of `(branch, last step)` and a row belongs to it if its branch is listed and its step lies within.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ringfence.kernel.journal.types import BranchRecord, CheckpointRecord, Phase, StoredRow
+
+NO_CUT = (1 << 62) - 1
+RETRIED = frozenset({"denied", "refused", "cancelled", "error"})
+"""Outcomes that are decided afresh when no later step of their lane exists."""
+
+OPERATOR_LANE = "op"
+"""Lane of operator work such as a rollback; no program ever asks for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """A branch and its ancestors, newest first."""
+
+    branch: int
+    parts: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, branch: int, branches: Sequence[BranchRecord]) -> Lineage:
+        """Follow parents from `branch`; each ancestor counts up to where its child was cut."""
+        by_id = {record.branch: record for record in branches}
+        parts: list[tuple[int, int]] = []
+        at, limit = branch, NO_CUT
+        while True:
+            parts.append((at, limit))
+            record = by_id[at]
+            if record.parent is None:
+                return cls(branch=branch, parts=tuple(parts))
+            limit = min(limit, record.cut_step)
+            at = record.parent
+
+    def holds(self, branch: int, step: int) -> bool:
+        """Whether a row of `branch` at `step` belongs to this lineage."""
+        return any(branch == b and step <= limit for b, limit in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unfinished:
+    """A call that a crash caught after its intent: its intent and what it recorded last."""
+
+    intent: StoredRow
+    progress: bytes | None
+
+
+@dataclass(slots=True)
+class Replay:
+    """Recorded outcomes that a program may ask for again."""
+
+    outcomes: dict[tuple[str, int], StoredRow] = field(default_factory=dict[tuple[str, int], StoredRow])
+    last: dict[str, int] = field(default_factory=dict[str, int])
+    unfinished: dict[tuple[str, int], Unfinished] = field(default_factory=dict[tuple[str, int], Unfinished])
+    checkpoint: CheckpointRecord | None = None
+
+    def add(self, row: StoredRow) -> None:
+        """Take one outcome; of several for one place the newest counts."""
+        if row.phase is not Phase.OUTCOME or row.lane == OPERATOR_LANE:
+            return
+        place = (row.lane, row.lane_step)
+        held = self.outcomes.get(place)
+        if held is None or held.pos <= row.pos:
+            self.outcomes[place] = row
+        if row.lane_step >= self.last.get(row.lane, -1):
+            self.last[row.lane] = row.lane_step
+
+    def find(self, lane: str, lane_step: int) -> StoredRow | None:
+        """The outcome that answers this place again, or None where the call is to be made afresh."""
+        row = self.outcomes.get((lane, lane_step))
+        if row is None:
+            return None
+        if row.outcome in RETRIED and self.last.get(lane) == lane_step:
+            return None
+        return row
+
+    @property
+    def first_step(self) -> int:
+        """Step of lane `0` that the program continues at."""
+        return 0 if self.checkpoint is None else self.checkpoint.lane_step + 1

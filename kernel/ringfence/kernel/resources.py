@@ -1,0 +1,119 @@
+"""The operator's `ringfence.yaml` in force: declared resources with their secrets filled in."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ringfence.kernel.secrets import Secrets, SecretsError
+from ringfence.policy.kernel_file import KernelFile, parse_kernel_file
+from ringfence.policy.problems import ManifestError
+from ringfence.policy.resources import ResourceDecl, SecretRef
+from ringfence.syscalls.base import Effect, HttpResource, SqlResource
+
+EMPTY_FILE = "apiVersion: ringfence/v1\nkind: Kernel\nspec: {}\n"
+
+
+class ResourceError(Exception):
+    """The file or a secret it names can't be used; the message says which and how to mend it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Resources:
+    """What is in force. A failed reload changes nothing but `error`."""
+
+    path: Path | None
+    file: KernelFile
+    loaded_at: datetime
+    error: str = ""
+    http: dict[str, HttpResource] = field(default_factory=dict[str, HttpResource])
+    sql: dict[str, SqlResource] = field(default_factory=dict[str, SqlResource])
+
+    @classmethod
+    def load(cls, path: Path | None, secrets: Secrets, embedded: Mapping[str, str]) -> Resources:
+        """Read and resolve the file.
+
+        Args:
+            path: the file; None: no resources.
+            secrets: values of `{secret: NAME}` references.
+            embedded: DSNs of databases in the embedded server by name.
+
+        Raises:
+            ResourceError: it can't be read or is wrong; every problem has its line and column.
+        """
+        text, source = EMPTY_FILE, "(none)"
+        if path is not None:
+            try:
+                text, source = path.read_text(encoding="utf-8"), str(path)
+            except (OSError, UnicodeDecodeError) as error:
+                raise ResourceError(f"the kernel file `{path}` can't be read: {error}") from error
+        try:
+            file = parse_kernel_file(text, source)
+        except ManifestError as error:
+            raise ResourceError(str(error)) from error
+        found = cls(path=path, file=file, loaded_at=datetime.now(UTC))
+        for name, declared in file.resources.items():
+            if declared.type == "http":
+                found.http[name] = _http(declared, secrets)
+            elif declared.type == "postgres":
+                found.sql[name] = _sql(declared, secrets, embedded)
+        return found
+
+
+def embedded_names(path: Path) -> list[str]:
+    """Databases that the file wants in the embedded server; an unreadable or wrong file is reported by `load`."""
+    try:
+        file = parse_kernel_file(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError, ManifestError):
+        return []
+    return [declared.name for declared in file.resources.values() if declared.embedded]
+
+
+def _reveal(value: str | SecretRef, secrets: Secrets, resource: str) -> str:
+    """A literal, or the secret it names."""
+    if isinstance(value, str):
+        return value
+    secret = value.secret
+    try:
+        return secrets.get(secret).decode("utf-8").strip()
+    except (SecretsError, UnicodeDecodeError) as error:
+        text = f"resource `{resource}` needs the secret `{secret}`: {error}; set it: ringfence secrets set {secret} --from FILE"
+        raise ResourceError(text) from error
+
+
+def _http(declared: ResourceDecl, secrets: Secrets) -> HttpResource:
+    headers: dict[str, str] = {}
+    hidden: list[str] = []
+    if declared.auth is not None:
+        value = _reveal(declared.auth.value, secrets, declared.name)
+        hidden.append(value)
+        if declared.auth.scheme == "basic":
+            pair = base64.b64encode(f"{declared.auth.username}:{value}".encode()).decode()
+            hidden.append(pair)
+            headers["Authorization"] = f"Basic {pair}"
+        elif declared.auth.scheme == "bearer":
+            headers["Authorization"] = f"Bearer {value}"
+        else:
+            headers[declared.auth.header] = value
+    return HttpResource(
+        name=declared.name,
+        base=declared.base,
+        headers=headers,
+        effects=tuple((e.method, e.path, Effect[e.effect.upper()]) for e in declared.effects),
+        idempotency_header=declared.idempotency_header or None,
+        timeout_s=declared.timeout_s,
+        untrusted=declared.untrusted,
+        secrets=tuple(hidden),
+    )
+
+
+def _sql(declared: ResourceDecl, secrets: Secrets, embedded: Mapping[str, str]) -> SqlResource:
+    if declared.embedded:
+        if declared.name not in embedded:
+            text = f"resource `{declared.name}` wants the embedded PostgreSQL, but this kernel runs on --dsn; give it a `dsn`"
+            raise ResourceError(text)
+        return SqlResource(name=declared.name, dsn=embedded[declared.name])
+    return SqlResource(name=declared.name, dsn=_reveal(declared.dsn, secrets, declared.name))

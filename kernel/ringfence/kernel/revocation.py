@@ -1,0 +1,72 @@
+"""Makes a moved policy epoch true for calls that are already under way.
+
+INVARIANT: when `apply_epoch` returns, no call of the agent can start an effect under a right that the epoch took away;
+what had started before is finished, or is in the report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ringfence.kernel.core import Core
+from ringfence.kernel.flight import Flight
+from ringfence.kernel.thread import Thread
+from ringfence.policy.types import Verdict
+from ringfence.syscalls.errors import SyscallError
+
+SETTLE_S = 3.0
+"""How long a call that has begun its effect may take to finish before it is reported as still under way."""
+
+
+async def apply_epoch(core: Core, thread: Thread, epoch: int) -> list[dict[str, Any]]:
+    """Take over the rights of `epoch`, cancel what they no longer allow, and acknowledge.
+
+    Returns:
+        Affected calls: `step`, `action`, `resource`, `fate` (`cancelled`, `finished` or `under way`).
+    """
+    work = thread.epoch_work.get(epoch)
+    if work is None:
+        work = asyncio.create_task(_apply(core, thread, epoch))
+        thread.epoch_work[epoch] = work
+        for old in [e for e in thread.epoch_work if e < epoch - 16]:
+            del thread.epoch_work[old]
+    return await asyncio.shield(work)
+
+
+async def _apply(core: Core, thread: Thread, epoch: int) -> list[dict[str, Any]]:
+    rights = await thread.refresh(epoch)
+    affected: list[tuple[Flight, SyscallError]] = []
+    for flight in list(thread.flights.values()):
+        if flight.judgement is None or not flight.questions:
+            continue
+        judgement = rights.judge(tuple(flight.questions), flight.effect.name)
+        if judgement.verdict is not Verdict.ALLOW:
+            affected.append((flight, flight.revoked(judgement)))
+    report = [await _settle(flight, error) for flight, error in affected]
+    await core.store.ack_epoch(thread.key, epoch, {"affected": report})
+    return report
+
+
+async def _settle(flight: Flight, error: SyscallError) -> dict[str, Any]:
+    fate = await cancel(flight, error)
+    return {"step": flight.step, "action": flight.row.action, "resource": flight.plan.resource, "fate": fate}
+
+
+async def cancel(flight: Flight, error: SyscallError, settle_s: float = SETTLE_S) -> str:
+    """Cancel a call that has not begun its effect, else wait a little for its end.
+
+    Returns:
+        `cancelled`, `finished` or `under way`.
+    """
+    answer = flight.answer
+    if answer is None:
+        return "finished"
+    if flight.effect_started:
+        done, _ = await asyncio.wait([answer], timeout=settle_s)
+        return "finished" if done else "under way"
+    flight.fate = error
+    if flight.task is not None:
+        flight.task.cancel()
+    await asyncio.wait([answer], timeout=settle_s)
+    return "cancelled"

@@ -1,0 +1,122 @@
+"""The rights of one agent under one policy epoch: what its manifest, its grants and the operator's ceilings allow together."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+from ringfence.kernel.journal.types import GrantRecord
+from ringfence.policy.engine import AgentPolicy
+from ringfence.policy.kernel_file import KernelFile
+from ringfence.policy.manifest_types import Manifest
+from ringfence.policy.rules import Rule, parse_rule
+from ringfence.policy.types import Decision, Request, Verdict
+from ringfence.syscalls.base import Question
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """The meet of the decisions on all questions of one call.
+
+    `tail` is the part of a journal body that explains it, rendered once for all calls that share it.
+    """
+
+    verdict: Verdict
+    decision: Decision
+    grants: tuple[str, ...]
+    tail: bytes
+
+
+class Rights:
+    """Immutable: a revocation or a grant makes a new one."""
+
+    def __init__(
+        self,
+        *,
+        agent: str,
+        manifest: Manifest,
+        kernel_file: KernelFile,
+        grants: Sequence[GrantRecord],
+        epoch: int,
+    ) -> None:
+        self.agent = agent
+        self.epoch = epoch
+        self.grants = {g.id: g for g in grants}
+        self.limited = frozenset(g.id for g in grants if g.uses_left is not None)
+        ends = [g.expires_at for g in grants if g.expires_at is not None]
+        now = datetime.now(UTC)
+        self._stale_at = time.monotonic() + (min(ends) - now).total_seconds() if ends else None
+        pairs = [
+            (
+                g.id,
+                parse_rule(
+                    g.rule, g.verdict, rule_id=g.id, origin="manifest" if g.origin == "manifest" else "grant"
+                ),
+            )
+            for g in grants
+            if g.expires_at is None or g.expires_at > now
+        ]
+        denies = [rule for rule in effective_rules(manifest, kernel_file) if rule.verdict == Verdict.DENY]
+        self.policy = AgentPolicy(agent, pairs, denies, kernel_file.ceilings.rules)
+        text = "\n".join(
+            [*(f"{r.id} {r.text}" for r in denies), *sorted(f"{g.id} {g.verdict} {g.rule}" for g in grants)]
+        )
+        self.version = hashlib.sha256(text.encode()).hexdigest()[:16]
+        self._judgements: dict[tuple[Question, ...], Judgement] = {}
+
+    @property
+    def expired(self) -> bool:
+        """Whether a grant's life has ended since this was made."""
+        return self._stale_at is not None and time.monotonic() >= self._stale_at
+
+    def decide(self, question: Question, effect: str) -> Decision:
+        """Decide one question; never raises."""
+        return self.policy.decide(
+            Request(principal=self.agent, action=question.action, resource=question.resource, effect=effect)
+        )
+
+    def judge(self, questions: tuple[Question, ...], effect: str) -> Judgement:
+        """Decide all questions: deny beats ask beats allow."""
+        cached = self._judgements.get(questions)
+        if cached is not None:
+            return cached
+        decisions = [self.decide(question, effect) for question in questions]
+        order = {Verdict.DENY: 0, Verdict.ASK: 1, Verdict.ALLOW: 2}
+        worst = min(
+            decisions,
+            key=lambda d: order[d.verdict],
+            default=Decision(verdict=Verdict.DENY, reason="no question"),
+        )
+        grants = tuple(dict.fromkeys(g for d in decisions for g in d.grants))
+        rules = list(dict.fromkeys(r for d in decisions for r in d.rules))
+        explain = {
+            "rules": list(worst.rules) if worst.verdict is not Verdict.ALLOW else rules,
+            "grants": list(grants),
+            "reason": worst.reason,
+            "epoch": self.epoch,
+            "policy_version": self.version,
+        }
+        judgement = Judgement(
+            verdict=worst.verdict, decision=worst, grants=grants, tail=msgspec.json.encode(explain)[1:]
+        )
+        # Bounded, since an agent chooses the questions: it must not grow the kernel.
+        if len(self._judgements) >= 4096:  # noqa: PLR2004
+            self._judgements.clear()
+        self._judgements[questions] = judgement
+        return judgement
+
+
+def effective_rules(manifest: Manifest, kernel_file: KernelFile) -> tuple[Rule, ...]:
+    """Rules of a manifest with those of its roles.
+
+    Raises:
+        KeyError: the operator declared no such role; holds its name.
+    """
+    rules = list(manifest.rules)
+    for role in manifest.roles:
+        rules.extend(kernel_file.roles[role])
+    return tuple(rules)

@@ -1,0 +1,278 @@
+"""Puts back what an agent did after a step: workspace, shared state, SQL targets. Never rights, spent budgets or history.
+
+end the program     its memory is from the future
+intent              the rollback itself is a step of the thread, so a crash in the middle is finished at start
+point               the state from just before, so that a rollback can be undone
+restore             per path, key and row: the oldest before-image after the cut; what others changed is a conflict
+branch              a new branch whose prefix is the journal up to the cut; nothing is deleted
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from ringfence.kernel.core import Core
+from ringfence.kernel.journal.types import Entry, Phase, Row, StateVersion, StoredRow
+from ringfence.kernel.ownership import Ownership
+from ringfence.kernel.problems import Problem, bad_usage, conflict
+from ringfence.kernel.processes import Processes
+from ringfence.kernel.replay import OPERATOR_LANE
+from ringfence.kernel.revocation import cancel
+from ringfence.kernel.thread import Thread
+from ringfence.sandbox.snapshots import RestorePlan, SnapshotError
+from ringfence.syscalls.errors import Killed
+from ringfence.syscalls.sql_target import restore as sql_restore
+
+
+@dataclass(slots=True, kw_only=True)
+class Undo:
+    """Everything a rollback to one step would do."""
+
+    cut: int
+    files: RestorePlan | None = None
+    state: list[tuple[StateVersion, StateVersion | None]] = field(
+        default_factory=list[tuple[StateVersion, StateVersion | None]]
+    )
+    state_conflicts: list[str] = field(default_factory=list[str])
+    sql: dict[str, sql_restore.SqlRestorePlan] = field(default_factory=dict[str, sql_restore.SqlRestorePlan])
+    not_undoable: list[StoredRow] = field(default_factory=list[StoredRow])
+
+
+def point_of(row: StoredRow) -> dict[str, Any] | None:
+    """The rollback point an outcome carries."""
+    return json.loads(row.body).get("point") if b'"point":' in row.body else None
+
+
+class Rollback:
+    """Rollback of this kernel's agents."""
+
+    def __init__(self, core: Core, ownership: Ownership, processes: Processes) -> None:
+        self._core = core
+        self._ownership = ownership
+        self._processes = processes
+
+    async def cut_for(self, thread: Thread, to: str) -> int:
+        """The last step that is kept: a point keeps what was before its step, a step keeps itself, a time what was done by then.
+
+        Raises:
+            Problem: no such point or step.
+        """
+        rows = await self._lineage_rows(thread, 0)
+        if to.startswith("p") and to[1:].isdigit():
+            step = int(to[1:])
+            if not any(row.step == step and point_of(row) for row in rows):
+                text = f"no rollback point `{to}` on the branch of `{thread.id}`; see: ringfence points {thread.id}"
+                raise Problem(text, exit_code=4, reason="NoSuchPoint")
+            return step - 1
+        if to.isdigit():
+            step = int(to)
+            if step > thread.last_step:
+                text = f"`{thread.id}` has no step {step}; its last one is {thread.last_step}"
+                raise Problem(text, exit_code=4, reason="NoSuchStep")
+            return step
+        try:
+            at = datetime.fromisoformat(to)
+        except ValueError:
+            raise bad_usage(
+                f"`{to}` is neither a point such as p12, nor a step, nor a time in RFC 3339"
+            ) from None
+        if at.tzinfo is None:
+            raise bad_usage(f"the time `{to}` has no zone; write it as 2026-01-31T12:00:00Z")
+        at_us = int(at.timestamp() * 1_000_000)
+        return max((row.step for row in rows if row.started_us + row.duration_us <= at_us), default=0)
+
+    async def _lineage_rows(self, thread: Thread, after: int) -> list[StoredRow]:
+        parts = thread.lineage.parts
+        return [row async for row in self._core.store.lineage_outcomes(thread.key, parts, after)]
+
+    async def plan(self, thread: Thread, cut: int, path: str | None) -> Undo:
+        """Find out what a rollback would do, changing nothing."""
+        undo = Undo(cut=cut)
+        rows = sorted(await self._lineage_rows(thread, cut), key=lambda row: row.step, reverse=True)
+        file_points, records = await self._gather(thread, rows, undo, path)
+        try:
+            if file_points:
+                undo.files = await asyncio.to_thread(
+                    thread.environment.snapshots.plan_restore, thread.environment.workspace, file_points, path
+                )
+        except SnapshotError as error:
+            raise conflict(f"a rollback point can't be used: {error}; nothing was changed") from error
+        if path is None:
+            await self._plan_state(thread, undo)
+            for resource, images in records.items():
+                undo.sql[resource] = await self._plan_sql(thread, resource, images)
+        return undo
+
+    async def _gather(
+        self, thread: Thread, rows: Sequence[StoredRow], undo: Undo, path: str | None
+    ) -> tuple[list[str], dict[str, list[Any]]]:
+        """Points of the workspace, and records of SQL targets by resource, newest first."""
+        file_points: list[str] = []
+        records: dict[str, list[Any]] = {}
+        for row in rows:
+            point = point_of(row)
+            if point is None:
+                if row.outcome in ("ok", "unknown") and row.effect in ("EXTERNAL", "DESTROY"):
+                    undo.not_undoable.append(row)
+            elif point["kind"] == "workspace":
+                file_points.append(point["id"])
+            elif point["kind"] == "sql" and path is None:
+                record = await asyncio.to_thread(thread.environment.snapshots.load, point["id"])
+                if record is None:
+                    raise conflict(
+                        f"the rollback point {point['id']} is gone from the store; nothing was changed"
+                    )
+                records.setdefault(str(record.extra["resource"]), []).append(record.extra)
+        return file_points, records
+
+    async def _plan_sql(
+        self, thread: Thread, resource: str, images: Sequence[Any]
+    ) -> sql_restore.SqlRestorePlan:
+        target = thread.environment.sql.get(resource)
+        if target is None:
+            raise conflict(
+                f"the database `{resource}` is no longer declared in the kernel file; declare it and try again"
+            )
+        return await sql_restore.plan_restore(target, images)
+
+    async def _plan_state(self, thread: Thread, undo: Undo) -> None:
+        store = self._core.store
+        changed: dict[str, list[StateVersion]] = {}
+        for version in await store.state_versions_after(thread.id, undo.cut):
+            changed.setdefault(version.key, []).append(version)
+        for key, versions in sorted(changed.items()):
+            now = await store.state_get(key)
+            newest = max(versions, key=lambda v: v.version)
+            first = min(versions, key=lambda v: v.version)
+            before = await store.state_before(key, first.version)
+            if now is None or now.version != newest.version:
+                by = "another agent" if now is None else f"`{now.agent}`"
+                undo.state_conflicts.append(f"state `{key}` was changed since by {by}")
+            elif (before.value if before else None) != now.value:
+                undo.state.append((now, before))
+
+    # -- carrying it out ------------------------------------------------------------------------------------------
+
+    async def execute(
+        self, thread: Thread, cut: int, path: str | None, operator: str
+    ) -> tuple[Undo, dict[str, Any]]:
+        """Roll back; returns what was done and where it led.
+
+        Raises:
+            Problem: a point can't be verified or a target refuses; nothing is half done that a restart would not finish.
+        """
+        async with thread.operation:
+            await self._processes.end_program(thread)
+            for flight in list(thread.flights.values()):
+                await cancel(flight, Killed("the operator rolled the agent back"), settle_s=30)
+            undo = await self.plan(thread, cut, path)
+            step = thread.take_step()
+            await self._intent(thread, step, cut, path, operator)
+            return undo, await self._carry_out(thread, undo, step, path)
+
+    async def _intent(self, thread: Thread, step: int, cut: int, path: str | None, operator: str) -> None:
+        body = json.dumps({"arguments": {"cut": cut, "path": path, "operator": operator}}).encode()
+        row = Row(
+            chain=thread.key,
+            phase=Phase.INTENT,
+            step=step,
+            branch=thread.branch,
+            lane=OPERATOR_LANE,
+            action="rollback",
+            resource=f"step {cut}",
+            effect="WRITE",
+            verdict="allow",
+            started_us=time.time_ns() // 1000,
+            body=body,
+        )
+        await self._core.append(Entry(row=row))
+
+    async def _carry_out(self, thread: Thread, undo: Undo, step: int, path: str | None) -> dict[str, Any]:
+        environment = thread.environment
+        covers: list[str] = []
+        files = undo.files
+        async with environment.lock():
+            if files is not None and files.items:
+                paths = [item.path for item in files.items]
+                try:
+                    await asyncio.to_thread(
+                        environment.snapshots.capture, f"p{step}", environment.workspace, paths
+                    )
+                except SnapshotError as error:
+                    raise conflict(
+                        f"no point could be taken from just before: {error}; nothing was changed"
+                    ) from error
+                covers += paths
+                await self._core.failpoints.reach("rollback:before_restore")
+                await asyncio.to_thread(environment.snapshots.restore, environment.workspace, files.items)
+                await self._core.failpoints.reach("rollback:after_restore")
+            for resource, plan in undo.sql.items():
+                await sql_restore.restore(environment.sql[resource], plan)
+                covers.append(f"sql {resource}")
+            if undo.state:
+                items = [
+                    (now.key, now.version, before.value if before else None) for now, before in undo.state
+                ]
+                lost = await self._core.store.restore_state(thread.id, items, step)
+                undo.state_conflicts += [f"state `{key}` was changed meanwhile" for key in lost]
+        environment.forget_masks()
+        branch = await self._branch(thread, undo.cut) if path is None else thread.branch
+        point = f"p{step}" if files is not None and files.items else ""
+        await self._outcome(thread, step, undo, point, covers)
+        if path is None:
+            await self._ownership.switch_branch(thread, branch)
+        thread.lanes.clear()
+        await self._processes.set_state(thread, "paused", waiting_for="an operator, after a rollback")
+        return {"point": point or None, "branch": branch, "step": step}
+
+    async def _branch(self, thread: Thread, cut: int) -> int:
+        record = await self._core.store.add_branch(thread.key, thread.branch, cut)
+        return record.branch
+
+    async def _outcome(self, thread: Thread, step: int, undo: Undo, point: str, covers: list[str]) -> None:
+        body: dict[str, Any] = {
+            "result": {"cut": undo.cut, "branch": thread.branch},
+            "rules": [],
+            "grants": [],
+        }
+        if point:
+            files = [c for c in covers if c.startswith("/")]
+            body["point"] = {
+                "id": point,
+                "kind": "workspace",
+                "covers": files,
+                "size_bytes": 0,
+                "verified": True,
+            }
+        row = Row(
+            chain=thread.key,
+            phase=Phase.OUTCOME,
+            step=step,
+            branch=thread.branch,
+            lane=OPERATOR_LANE,
+            action="rollback",
+            resource=f"step {undo.cut}",
+            effect="WRITE",
+            verdict="allow",
+            outcome="ok",
+            started_us=time.time_ns() // 1000,
+            body=json.dumps(body).encode(),
+        )
+        await self._core.append_outcome(row)
+
+    async def finish_interrupted(self, thread: Thread) -> bool:
+        """Carry a rollback to its end that a dead kernel had begun. Restoring is idempotent."""
+        for intent, _ in await self._core.store.unfinished(thread.key):
+            if intent.lane != OPERATOR_LANE or intent.action != "rollback":
+                continue
+            arguments = json.loads(intent.body)["arguments"]
+            undo = await self.plan(thread, int(arguments["cut"]), arguments["path"])
+            await self._carry_out(thread, undo, intent.step, arguments["path"])
+            return True
+        return False

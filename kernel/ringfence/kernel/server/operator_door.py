@@ -1,0 +1,184 @@
+"""The operators' door: authenticates, calls the operation, turns problems into status."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pwd
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+from grpc import aio
+from ringfence.kernel.journal.types import JournalError
+from ringfence.kernel.operations import agents, history, house, rights, submit
+from ringfence.kernel.operations.kernel import Kernel
+from ringfence.kernel.problems import Problem
+from ringfence.kernel.server.status import abort_with_problem
+from ringfence.sandbox.snapshots import SnapshotError
+from ringfence.sandbox.types import SandboxError
+from ringfence.sandbox.workspace import WorkspaceError
+from ringfence.syscalls.errors import SyscallError
+from ringfence.v1 import operator_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+SERVICE = "ringfence.v1.OperatorService"
+ServicerContext = aio.ServicerContext
+Unary = Callable[[Kernel, Any, str], Awaitable[dict[str, Any]]]
+Many = Callable[[Kernel, Any, str], AsyncIterator[Any]]
+
+
+async def _secret_list(kernel: Kernel, _request: Any, _operator: str) -> dict[str, Any]:
+    return house.secret_list(kernel)
+
+
+UNARY: dict[str, Unary] = {
+    "Status": lambda k, _r, _o: house.status(k),
+    "Reload": lambda k, _r, o: house.reload(k, o),
+    "Shutdown": lambda k, r, o: house.shutdown(k, r.drain_ms, o),
+    "Wait": lambda k, r, _o: agents.wait(k, r.agent),
+    "List": lambda k, r, _o: agents.list_agents(k, r.all),
+    "Show": lambda k, r, _o: agents.show(k, r.agent),
+    "Pause": lambda k, r, o: agents.pause(k, r.agent, o),
+    "Resume": lambda k, r, o: agents.resume(k, r.agent, o),
+    "Start": lambda k, r, o: agents.start(k, r.agent, o),
+    "Kill": lambda k, r, o: agents.kill(k, r.agent, o),
+    "Grant": lambda k, r, o: rights.grant(
+        k, r.agent, r.rule, expires_ms=r.expires_ms, uses=r.uses, operator=o
+    ),
+    "Revoke": lambda k, r, o: rights.revoke(
+        k, r.agent, r.rule_or_grant, everything=r.all, purge=r.purge, operator=o
+    ),
+    "Points": lambda k, r, _o: history.points(k, r.agent, verify=r.verify),
+    "Rollback": lambda k, r, o: history.rollback(
+        k, r.agent, r.to, preview=r.preview, path=r.path, start=r.start, operator=o
+    ),
+    "Diff": lambda k, r, _o: history.diff(k, r.agent, getattr(r, "from"), r.to),
+    "Resolve": lambda k, r, o: history.resolve(k, r.agent, r.step, r.outcome, r.result, o),
+    "AuditVerify": lambda k, _r, _o: history.audit_verify(k),
+    "PolicyShow": lambda k, r, _o: rights.policy_show(k, r.agent),
+    "PolicyCanI": lambda k, r, _o: rights.can_i(k, r.agent, r.action, r.resource),
+    "PolicyExplain": lambda k, r, _o: rights.explain(k, r.agent, r.step),
+    "SecretSet": lambda k, r, o: house.secret_set(k, r.name, r.value, o),
+    "SecretList": _secret_list,
+    "SecretRemove": lambda k, r, o: house.secret_remove(k, r.name, o),
+}
+"""One operation for each unary method; a test holds it against the descriptor."""
+
+MANY: dict[str, Many] = {
+    "Logs": lambda k, r, _o: agents.logs(k, r.agent, follow=r.follow, stderr=r.stderr),
+    "Steps": lambda k, r, _o: agents.steps(k, r.agent, follow=r.follow),
+    "Pull": lambda k, r, _o: agents.pull(k, r.agent, r.path),
+    "Audit": lambda k, r, _o: history.audit(k, r.agent, r.since),
+}
+"""Operations whose answer is a stream: bytes become chunks, records become documents."""
+
+
+def document(value: dict[str, Any]) -> pb.Document:
+    """A JSON document."""
+    return pb.Document(json=json.dumps(value, separators=(",", ":")).encode())
+
+
+def to_problem(error: Exception) -> Problem:
+    """What an operator is told about an error of any layer."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, JournalError):
+        text = f"the database can't be used: {error}; the kernel goes on by itself when it is back"
+        return Problem(text, exit_code=6, reason="JournalUnavailable")
+    if isinstance(error, SyscallError):
+        return Problem(error.message, exit_code=5, reason=error.reason)
+    if isinstance(error, WorkspaceError):
+        return Problem(
+            str(error), exit_code=4 if error.reason == "NoSuchResource" else 2, reason=error.reason
+        )
+    if isinstance(error, SnapshotError | SandboxError):
+        return Problem(str(error), exit_code=1, reason=type(error).__name__)
+    log.error("bug in an operator's request", exc_info=error)
+    text = (
+        f"a bug in Ringfence stopped this request ({type(error).__name__}); the kernel's log has the details"
+    )
+    return Problem(text, exit_code=1, reason="Internal")
+
+
+class OperatorDoor:
+    """Serves operators on a socket that only this kernel's own user can open."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+        self._server: aio.Server | None = None
+
+    async def open(self, path: Path) -> None:
+        """Listen; the socket has mode 0600."""
+        server = aio.server(options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20)))
+        handlers: dict[str, Any] = {}
+        for method in pb.DESCRIPTOR.services_by_name["OperatorService"].methods:
+            handlers[method.name] = self._handler(method.name, method.input_type._concrete_class)  # noqa: SLF001 - the documented way to a descriptor's class
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        before = os.umask(0o177)
+        try:
+            server.add_insecure_port(f"unix:{path}")
+            await server.start()
+        finally:
+            os.umask(before)
+        os.chmod(path, 0o600)  # noqa: PTH101 - nothing slow about it
+        self._server = server
+
+    async def close(self, grace_s: float = 1.0) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            await self._server.stop(grace=grace_s)
+            self._server = None
+
+    def _operator(self) -> str:
+        # The socket admits only this user, so whoever calls is this user.
+        try:
+            return pwd.getpwuid(os.geteuid()).pw_name
+        except KeyError:
+            return f"uid {os.geteuid()}"
+
+    def _handler(self, name: str, request_class: Any) -> Any:
+        serialize = pb.Document.SerializeToString
+        if name == "Submit":
+            return grpc.stream_unary_rpc_method_handler(self._submit, request_class.FromString, serialize)
+        if name in MANY:
+            any_part: Any = Message.SerializeToString
+            return grpc.unary_stream_rpc_method_handler(self._many(name), request_class.FromString, any_part)
+        return grpc.unary_unary_rpc_method_handler(self._unary(name), request_class.FromString, serialize)
+
+    def _unary(self, name: str) -> Callable[[Any, ServicerContext], Awaitable[pb.Document | None]]:
+        operation = UNARY[name]
+
+        async def serve(request: Any, context: ServicerContext) -> pb.Document | None:
+            try:
+                return document(await operation(self._kernel, request, self._operator()))
+            except Exception as error:  # noqa: BLE001 - every error becomes one line for the operator
+                await abort_with_problem(context, to_problem(error))
+                return None
+
+        return serve
+
+    def _many(self, name: str) -> Callable[[Any, ServicerContext], AsyncIterator[pb.Document | pb.Chunk]]:
+        operation = MANY[name]
+
+        async def serve(request: Any, context: ServicerContext) -> AsyncIterator[pb.Document | pb.Chunk]:
+            try:
+                async for part in operation(self._kernel, request, self._operator()):
+                    yield pb.Chunk(data=part) if isinstance(part, bytes) else document(part)
+            except Exception as error:  # noqa: BLE001 - the same
+                await abort_with_problem(context, to_problem(error))
+
+        return serve
+
+    async def _submit(
+        self, frames: AsyncIterator[pb.SubmitRequest], context: ServicerContext
+    ) -> pb.Document | None:
+        try:
+            return document(await submit.submit(self._kernel, frames, self._operator()))
+        except Exception as error:  # noqa: BLE001 - the same
+            await abort_with_problem(context, to_problem(error))
+            return None

@@ -1,0 +1,116 @@
+"""Answers, and how they are read from and written to the journal."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from ringfence.kernel.journal.blobs import BlobError, Blobs
+from ringfence.kernel.journal.types import Phase, Row, StoredRow
+from ringfence.syscalls import errors
+from ringfence.syscalls.errors import AuditChainBroken, Internal, Revoked, SyscallError
+
+if TYPE_CHECKING:
+    from ringfence.kernel.thread import Thread
+
+ERRORS: dict[str, type[SyscallError]] = {
+    cls.reason: cls
+    for cls in vars(errors).values()
+    if isinstance(cls, type) and issubclass(cls, SyscallError) and cls is not SyscallError
+}
+"""Every error by its stable name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What an agent gets.
+
+    Attributes:
+        step: thread-wide sequence number; 0 where nothing was recorded and the step may be made again.
+        result: JSON, None on a failure.
+        failure: why it did not succeed.
+        replayed: whether it came from the journal.
+        park: why the agent has to be parked after this answer; empty otherwise.
+    """
+
+    step: int
+    result: bytes | None = None
+    failure: SyscallError | None = None
+    replayed: bool = False
+    park: str = ""
+
+
+class _Body(msgspec.Struct):
+    result: msgspec.Raw | None = None
+    artifact: str | None = None
+    error: dict[str, Any] | None = None
+    grants: list[str] = []
+
+
+_decode = msgspec.json.Decoder(_Body).decode
+
+
+async def answer_from(row: StoredRow, blobs: Blobs, purged: frozenset[str]) -> Answer:
+    """The recorded answer of a step. Charges nothing, is not decided again and is not a use of a right."""
+    body = _decode(row.body)
+    if purged and purged.intersection(body.grants):
+        withheld = (
+            f"the recorded result of step {row.step} is withheld: its permission was revoked with --purge"
+        )
+        return Answer(step=row.step, failure=Revoked(withheld), replayed=True)
+    if body.error is not None:
+        return Answer(step=row.step, failure=error_from(body.error), replayed=True)
+    if body.artifact is not None:
+        try:
+            return Answer(
+                step=row.step, result=await asyncio.to_thread(blobs.get, body.artifact), replayed=True
+            )
+        except BlobError as error:
+            lost = f"the recorded result of step {row.step} can't be read: {error}; restore the artifact directory"
+            return Answer(step=row.step, failure=AuditChainBroken(lost), replayed=True)
+    return Answer(
+        step=row.step, result=bytes(body.result) if body.result is not None else b"null", replayed=True
+    )
+
+
+def error_payload(error: SyscallError) -> bytes:
+    """The `"error":…,` part of a body."""
+    document = {"reason": error.reason, "message": error.message, "metadata": error.metadata}
+    return b'"error":' + msgspec.json.encode(document) + b","
+
+
+def error_from(document: dict[str, Any]) -> SyscallError:
+    """The error that `error_payload` wrote."""
+    cls = ERRORS.get(str(document.get("reason")), Internal)
+    metadata: dict[str, str] = document.get("metadata") or {}
+    return cls(str(document.get("message")), **metadata)
+
+
+def effect_identity(thread: str, action: str, resource: str, digest: bytes, occurrence: int) -> str:
+    """Effect id: the same over retries, restarts and branches for the same call at the same occurrence."""
+    text = "\x1f".join((thread, action, resource, digest.hex(), str(occurrence)))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def refusal_row(
+    thread: Thread, step: int, lane: str, lane_step: int, action: str, digest: bytes, error: SyscallError
+) -> Row:
+    """The outcome of a request that never became a call."""
+    return Row(
+        chain=thread.key,
+        phase=Phase.OUTCOME,
+        step=step,
+        branch=thread.branch,
+        lane=lane,
+        lane_step=lane_step,
+        action=action,
+        verdict="deny",
+        outcome=error.outcome,
+        digest=digest,
+        started_us=time.time_ns() // 1000,
+        body=b"{" + error_payload(error) + b'"rules":[],"grants":[]}',
+    )

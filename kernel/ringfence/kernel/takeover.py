@@ -1,0 +1,125 @@
+"""Takes over agents that no living kernel owns, and follows policy epochs that other kernels move."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from ringfence.kernel.journal.types import AgentKey, AgentRecord, JournalError, OwnerMoved
+from ringfence.kernel.revocation import apply_epoch
+from ringfence.kernel.thread import FINAL_STATES
+from ringfence.policy.problems import ManifestError
+from ringfence.sandbox.types import SandboxError
+
+if TYPE_CHECKING:
+    from ringfence.kernel.journal.store_notify import Listener
+    from ringfence.kernel.operations.kernel import Kernel
+
+log = logging.getLogger(__name__)
+
+EPOCH_CHANNEL = "ringfence_epoch"
+STARTED_STATES = frozenset({"pending", "running", "waiting", "sleeping"})
+CLAIM_EVERY_S = 5.0
+
+
+class Takeover:
+    """The part of a kernel that looks at the database for agents and epochs."""
+
+    def __init__(self, kernel: Kernel, fence: int) -> None:
+        self._kernel = kernel
+        self._fence = fence
+        self._listener: Listener | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def open(self) -> None:
+        """Listen first, then take over what is there: nothing is missed in between."""
+        self._listener = self._kernel.core.store.listen([EPOCH_CHANNEL], self._notified)
+        await self._listener.ready()
+        await self.claim()
+        self._spawn(self._claim_again())
+
+    async def close(self) -> None:
+        """Stop looking."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listener is not None:
+            await self._listener.stop()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- agents ---------------------------------------------------------------------------------------------------
+
+    async def _claim_again(self) -> None:
+        while True:
+            await asyncio.sleep(CLAIM_EVERY_S)
+            try:
+                await self.claim()
+            except OwnerMoved:
+                log.warning("this kernel's lease has run out; it claims nothing")
+            except JournalError as error:
+                log.warning("looking for agents failed: %s", error)
+
+    async def claim(self) -> None:
+        """Take over agents whose kernel is gone, settle their calls, and start again what was running."""
+        core = self._kernel.core
+        for record in await core.store.claim_agents(core.kernel, self._fence):
+            if record.key in core.threads:
+                continue
+            if not self._kernel.layout.agent(record.id).is_dir():
+                text = f"its files are not on this host; its data directory is another than `{self._kernel.layout.data}`"
+                await core.store.set_agent(record.key, state="failed", error=text)
+                continue
+            self._spawn(self._continue(record))
+
+    async def _continue(self, record: AgentRecord) -> None:
+        kernel = self._kernel
+        try:
+            thread = await kernel.ownership.adopt(record)
+            rolled = await kernel.rollback.finish_interrupted(thread)
+            if rolled or thread.state in FINAL_STATES or thread.state not in STARTED_STATES:
+                return
+            async with thread.operation:
+                await kernel.processes.start(thread)
+        except SandboxError as error:
+            log.warning("%s can't be started again: %s", record.id, error)
+        except (ManifestError, KeyError) as error:
+            log.exception("%s can't be taken over", record.id)
+            await kernel.core.store.set_agent(
+                record.key, state="failed", error=f"its manifest can't be used: {error}"
+            )
+        except JournalError as error:
+            log.warning("%s can't be taken over now: %s; trying again", record.id, error)
+            kernel.core.threads.pop(record.key, None)
+            await asyncio.sleep(1.0)
+            self._spawn(self._continue(record))
+
+    # -- epochs ---------------------------------------------------------------------------------------------------
+
+    def _notified(self, _channel: str, payload: str) -> None:
+        if payload:
+            facts = json.loads(payload)
+            self._spawn(self._follow(AgentKey(int(facts["agent"])), int(facts["epoch"])))
+            return
+        # After a reconnect nobody knows what was announced: look at every agent.
+        for key in list(self._kernel.core.threads):
+            self._spawn(self._follow(key, None))
+
+    async def _follow(self, key: AgentKey, epoch: int | None) -> None:
+        core = self._kernel.core
+        thread = core.threads.get(key)
+        if thread is None:
+            return
+        try:
+            if epoch is None:
+                record = await core.store.agent_by_key(key)
+                epoch = 0 if record is None else record.epoch
+            if thread.rights.epoch < epoch or thread.record.acked_epoch < epoch:
+                await apply_epoch(core, thread, epoch)
+        except JournalError as error:
+            log.warning("policy epoch %s of %s can't be followed now: %s", epoch, thread.id, error)

@@ -1,0 +1,121 @@
+"""One agent that this kernel owns: its rights, budgets, place in the journal and calls in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from ringfence.kernel.journal.types import AgentKey, AgentRecord, StoredRow
+from ringfence.kernel.replay import Lineage, Replay
+from ringfence.kernel.rights import Rights
+
+if TYPE_CHECKING:
+    from ringfence.kernel.budgets import Budgets
+    from ringfence.kernel.environment import AgentEnvironment
+    from ringfence.kernel.flight import Flight
+    from ringfence.policy.manifest_types import Manifest
+    from ringfence.sandbox.types import Program
+
+FINAL_STATES = frozenset({"done", "failed", "killed"})
+
+
+class Thread:
+    """The live side of one agent. All of it is touched from the kernel's event loop alone."""
+
+    def __init__(
+        self,
+        *,
+        record: AgentRecord,
+        manifest: Manifest,
+        rights: Rights,
+        budgets: Budgets,
+        environment: AgentEnvironment,
+        lineage: Lineage,
+        next_step: int,
+        reload: Callable[[Thread], Awaitable[Rights]],
+    ) -> None:
+        self.record = record
+        self.key: AgentKey = record.key
+        self.id = record.id
+        self.manifest = manifest
+        self.rights = rights
+        self.budgets = budgets
+        self.environment = environment
+        self.lineage = lineage
+        self.branch = lineage.branch
+        self.replay = Replay()
+        self.lanes: dict[str, int] = {}
+        self.flights: dict[int, Flight] = {}
+        self.by_lane: dict[tuple[str, int], Flight] = {}
+        self.effects: dict[str, StoredRow] = {}
+        self.consumed_effects: set[str] = set()
+        self.state = record.state
+        self.waiting_for = record.waiting_for
+        self.error = record.error
+        self.restarts = record.restarts
+        self.steps = 0
+        self.program: Program | None = None
+        self.frozen = False
+        self.generation = 0
+        self.operation = asyncio.Lock()
+        self.resolved = asyncio.Condition()
+        self.changed = asyncio.Condition()
+        self.fenced = False
+        self.purged: frozenset[str] = frozenset()
+        self.epoch_work: dict[int, asyncio.Task[list[dict[str, Any]]]] = {}
+        self._next_step = next_step
+        self._reload = reload
+        self._reloading = asyncio.Lock()
+        self._token_hash = b""
+
+    # -- identity -------------------------------------------------------------------------------------------------
+
+    def new_token(self) -> str:
+        """A token for the next start; the one before stops working."""
+        token = secrets.token_urlsafe(32)
+        self._token_hash = hashlib.sha256(token.encode()).digest()
+        return token
+
+    def token_matches(self, token: str) -> bool:
+        """Whether this is the token of the present start. Takes the same time for every wrong one."""
+        offered = hashlib.sha256(token.encode("utf-8", "replace")).digest()
+        return bool(self._token_hash) and hmac.compare_digest(offered, self._token_hash)
+
+    # -- steps ----------------------------------------------------------------------------------------------------
+
+    def take_step(self) -> int:
+        """The next thread-wide sequence number. Numbers grow over all branches and are never used again."""
+        step = self._next_step
+        self._next_step += 1
+        self.steps += 1
+        return step
+
+    @property
+    def last_step(self) -> int:
+        """The newest step that was given out; 0 before the first."""
+        return self._next_step - 1
+
+    # -- rights ---------------------------------------------------------------------------------------------------
+
+    async def current_rights(self) -> Rights:
+        """Rights to decide under, read again when a grant's life has ended."""
+        if self.rights.expired:
+            await self.refresh(None)
+        return self.rights
+
+    async def refresh(self, epoch: int | None) -> Rights:
+        """Read the rights again, unless they are already those of `epoch` or later."""
+        async with self._reloading:
+            if epoch is None or self.rights.epoch < epoch:
+                self.rights = await self._reload(self)
+                await self.environment.rights_changed(self.rights)
+            return self.rights
+
+    async def announce(self) -> None:
+        """Wake those who wait for a change of this agent's state."""
+        async with self.changed:
+            self.changed.notify_all()

@@ -1,0 +1,277 @@
+"""The evidence: its documents, their export, and the check of chains, heads and anchors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringfence.kernel.journal.anchor import Anchor, AnchorError, read_anchors
+from ringfence.kernel.journal.types import JournalError, Phase, StoredRow
+from ringfence.kernel.journal.verifier import Bad, Verifier
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    from ringfence.kernel.journal.store import Store
+    from ringfence.kernel.journal.writer import Journal
+
+LINE_BYTES_MAX = 64 << 20
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NUMBERS = ("chain", "pos", "step", "branch", "lane_step", "started_us", "duration_us")
+_TEXTS = ("lane", "action", "resource", "effect", "verdict", "outcome", "effect_id")
+# Where a part of a chain begins: the hash of the record before, and why it is only a part.
+_PART_KEYS = frozenset({"previous", "since"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """What a check found.
+
+    Attributes:
+        ok: nothing is missing, changed, added or reordered.
+        rows: records that fitted, up to the first bad one.
+        chains: chains looked at.
+        anchors: signed lines looked at.
+        first_bad: the first record that doesn't fit, or None.
+        partial: chains of which only a later part was there to check.
+    """
+
+    ok: bool
+    rows: int
+    chains: int
+    anchors: int
+    first_bad: Bad | None
+    partial: int = 0
+
+
+async def verify_store(store: Store, anchor: Anchor, journal: Journal | None = None) -> AuditReport:
+    """Check the whole database against a kernel's anchor file; see `verify`.
+
+    Raises:
+        Unavailable: the database is away.
+    """
+    return await verify(store, anchor.path, anchor.public_key, journal=journal)
+
+
+async def verify(
+    store: Store,
+    anchor_path: Path | None,
+    public_key: Ed25519PublicKey | None,
+    *,
+    journal: Journal | None = None,
+) -> AuditReport:
+    """Read all rows and check chains, signed heads and anchors. Memory holds a page of rows and 40 bytes a signed head.
+
+    Args:
+        store: the database.
+        anchor_path: the anchor file, or a copy of it; None: only the chains and the heads recorded in them.
+        public_key: what its lines are signed with.
+        journal: a running journal; rows it knows to be durable must be there too.
+
+    Raises:
+        Unavailable: the database is away.
+    """
+    verifier = Verifier()
+    # Promises are collected before the rows are read, so that rows written meanwhile break none.
+    for chain, (pos, digest) in (journal.heads() if journal is not None else {}).items():
+        verifier.expect(chain, pos, digest)
+    anchors = _expect_anchors(verifier, anchor_path, public_key)
+    if verifier.first_bad is None:
+        async for row in store.audit():
+            verifier.feed(row)
+            if verifier.first_bad is not None:
+                break
+        else:
+            verifier.finish()
+    return _report(verifier, anchors)
+
+
+def verify_file(
+    path: Path, anchor_path: Path | None = None, public_key: Ed25519PublicKey | None = None
+) -> dict[str, Any]:
+    """Check an exported file, line by line, without a database.
+
+    Args:
+        path: JSON lines as `export` makes them.
+        anchor_path: an anchor file to check it against as well. It names kernels' chains, so the file must hold these.
+        public_key: what its lines are signed with.
+
+    Returns:
+        An AuditReport as a document.
+
+    Raises:
+        OSError: a file can't be read.
+    """
+    verifier = Verifier()
+    anchors = _expect_anchors(verifier, anchor_path, public_key)
+    partial = 0
+    last: int | None = None
+    try:
+        for document in _documents(path, verifier):
+            row = row_of(document)
+            if row.chain != last and "previous" in document:
+                partial += 1
+                verifier.begin_at(row.chain, row.pos - 1, bytes.fromhex(document["previous"]))
+            last = row.chain
+            verifier.feed(row)
+            if verifier.first_bad is not None:
+                break
+        else:
+            verifier.finish()
+    except _NotARecord as error:
+        verifier.fail(error.chain, error.pos, str(error))
+    return asdict(_report(verifier, anchors, partial))
+
+
+async def export(
+    store: Store, chain: int | None = None, since: datetime | str | None = None
+) -> AsyncIterator[dict[str, Any]]:
+    """Walk the audit records as documents: kernels' chains first, each chain in its order.
+
+    Args:
+        store: the database.
+        chain: an agent's key, or minus a kernel's; None: all.
+        since: only what was recorded from the first call on that started then or later. The first record of a chain then
+            carries the hash of the one before it, so that the part can be checked.
+
+    Raises:
+        Unavailable: the database is away.
+    """
+    moment = moment_of(since)
+    last: int | None = None
+    async for row in store.audit(chain, moment):
+        document = document_of(row)
+        if moment is not None and row.chain != last and row.pos > 1:
+            before = await store.hash_at(row.chain, row.pos - 1)
+            document |= {"previous": before.hex(), "since": moment.isoformat()}
+        last = row.chain
+        yield document
+
+
+def moment_of(since: datetime | str | None) -> datetime | None:
+    """Read a time.
+
+    Raises:
+        JournalError: it is not in RFC 3339.
+    """
+    if since is None or since == "":
+        return None
+    try:
+        moment = datetime.fromisoformat(since) if isinstance(since, str) else since
+    except ValueError as error:
+        raise JournalError(f"`{since}` is no time; write it as 2026-01-31T12:00:00Z") from error
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def document_of(row: StoredRow) -> dict[str, Any]:
+    """Show a row as a document that loses nothing: `row_of` makes the same row from it."""
+    document: dict[str, Any] = {
+        "time": _time_of(row.started_us),
+        "chain": row.chain,
+        "pos": row.pos,
+        "kind": row.phase.name.lower(),
+        "step": row.step,
+        "branch": row.branch,
+        "lane": row.lane,
+        "lane_step": row.lane_step,
+        "action": row.action,
+        "resource": row.resource,
+        "effect": row.effect,
+        "verdict": row.verdict,
+        "outcome": row.outcome,
+        "digest": row.digest.hex(),
+        "effect_id": row.effect_id,
+        "started_us": row.started_us,
+        "duration_us": row.duration_us,
+    }
+    try:
+        document["body"] = row.body.decode()
+    except UnicodeDecodeError:
+        document["body_hex"] = row.body.hex()
+    document["hash"] = row.hash.hex()
+    return document
+
+
+def row_of(document: Mapping[str, Any]) -> StoredRow:
+    """Read a row back from its document.
+
+    Raises:
+        ValueError: it is no document of a row, or what it shows beside the row contradicts it.
+    """
+    chain, pos = document.get("chain"), document.get("pos")
+    place = (chain if isinstance(chain, int) else 0, pos if isinstance(pos, int) else 0)
+    try:
+        body = document["body"].encode() if "body" in document else bytes.fromhex(document["body_hex"])
+        row = StoredRow(
+            **{name: document[name] for name in (*_NUMBERS, *_TEXTS)},
+            phase=Phase[str(document["kind"]).upper()],
+            digest=bytes.fromhex(document["digest"]),
+            body=body,
+            hash=bytes.fromhex(document["hash"]),
+        )
+        # Also catches a number that is a text, and a time that is not the row's.
+        same = document_of(row) == {key: document[key] for key in document if key not in _PART_KEYS}
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise _NotARecord("it is no audit record", place) from error
+    if not same or any(type(document[name]) is not int for name in _NUMBERS):
+        raise _NotARecord("its parts contradict each other: it was changed", place)
+    return row
+
+
+class _NotARecord(ValueError):
+    def __init__(self, why: str, place: tuple[int, int]) -> None:
+        super().__init__(why)
+        self.chain, self.pos = place
+
+
+def _time_of(micros: int) -> str:
+    try:
+        moment = _EPOCH + timedelta(microseconds=micros)
+    except OverflowError:
+        return ""
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _documents(path: Path, verifier: Verifier) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        nr = 0
+        while text := file.readline(LINE_BYTES_MAX):
+            nr += 1
+            try:
+                document = json.loads(text)
+            except (ValueError, RecursionError):
+                document = None
+            if not isinstance(document, dict):
+                verifier.fail(0, 0, f"line {nr} is no audit record")
+                return
+            yield document
+
+
+def _expect_anchors(
+    verifier: Verifier, path: Path | None, public_key: Ed25519PublicKey | None
+) -> int:
+    if path is None or public_key is None or not path.exists():
+        return 0
+    count = 0
+    try:
+        for line in read_anchors(path, public_key):
+            verifier.expect(line.chain, line.pos, line.hash)
+            count += 1
+    except AnchorError as error:
+        verifier.fail(0, 0, str(error))
+    return count
+
+
+def _report(verifier: Verifier, anchors: int, partial: int = 0) -> AuditReport:
+    return AuditReport(
+        ok=verifier.first_bad is None,
+        rows=verifier.rows,
+        chains=verifier.chains,
+        anchors=anchors,
+        first_bad=verifier.first_bad,
+        partial=partial,
+    )

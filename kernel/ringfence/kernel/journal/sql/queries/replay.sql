@@ -1,0 +1,34 @@
+-- name: effects
+-- Outcomes of calls that left the system, over all branches, in the order they were recorded.
+select chain, pos, phase, step, branch, lane, lane_step, action, resource, effect, verdict, outcome, digest, effect_id,
+    started_us, duration_us, body, hash
+from journal
+where chain = %(chain)s and phase = 1 and effect_id <> '' and pos > %(pos)s
+order by pos limit %(limit)s
+
+-- name: purged
+select body from journal where chain = %(chain)s and phase = 3 and action = 'revoke.purge' order by pos
+
+-- name: steps_page
+-- Whole steps: a page never has an intent whose outcome is on the next one.
+select chain, pos, phase, step, branch, lane, lane_step, action, resource, effect, verdict, outcome, digest, effect_id,
+    started_us, duration_us, body, hash
+from journal
+where chain = %(chain)s and phase in (0, 1) and step in (
+    select distinct step from journal where chain = %(chain)s and step > %(after)s and phase in (0, 1)
+    order by step limit %(limit)s)
+order by step, pos
+
+-- name: take
+-- An agent that ended is nobody's to run; whoever is asked about it may hold its chain unless its owner still lives.
+update agents set owner = %(kernel)s
+where key = %(agent)s and (owner is null or owner = %(kernel)s or not exists (
+    select from kernels k where k.key = agents.owner and k.released_at is null and k.fence > 0
+        and k.lease_until > clock_timestamp()
+        and (k.host, k.boot_id, k.data_dir) is distinct from (
+            select (n.host, n.boot_id, n.data_dir) from kernels n where n.key = %(kernel)s)))
+returning key
+
+-- name: state_before
+select key, version, value, agent, step from state_history
+where key = %(key)s and version < %(version)s order by version desc limit 1

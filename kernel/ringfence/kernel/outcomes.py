@@ -1,0 +1,161 @@
+"""Writes what became of a call, and knows the effects that have left the system."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import unicodedata
+from dataclasses import dataclass
+
+import msgspec
+from ringfence.kernel.config import INLINE_RESULT_BYTES_MAX
+from ringfence.kernel.core import Core
+from ringfence.kernel.flight import Flight
+from ringfence.kernel.journal.blobs import BlobError
+from ringfence.kernel.journal.types import Entry, Row, StateConflict, StoredRow
+from ringfence.kernel.settled import Answer, answer_from, effect_identity, error_payload, refusal_row
+from ringfence.kernel.thread import Thread
+from ringfence.syscalls.base import Recovery
+from ringfence.syscalls.errors import Conflict, Fenced, JournalUnavailable, OutcomeUnknown, SyscallError
+
+log = logging.getLogger(__name__)
+
+UNRECORDED = (JournalUnavailable, Fenced)
+"""Failures that leave no row: the agent may make the same step again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One call as it came in."""
+
+    lane: str
+    lane_step: int
+    action: str
+    raw: bytes
+    deadline_ms: int = 0
+
+
+class Outcomes:
+    """Outcomes of one kernel's calls."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def payload(self, result: bytes) -> bytes:
+        """The `"result":…,` part of a body; a large one goes to the artifacts and leaves its reference."""
+        if len(result) <= INLINE_RESULT_BYTES_MAX:
+            return b'"result":' + result + b","
+        try:
+            ref = await asyncio.to_thread(self._core.blobs.put, result)
+        except BlobError as error:
+            # What has happened must be recorded whatever the artifact store says.
+            log.warning("a result of %d bytes stays in the journal: %s", len(result), error)
+            return b'"result":' + result + b","
+        return b'"artifact":' + msgspec.json.encode(ref) + b',"result_bytes":%d,' % len(result)
+
+    # -- failures -------------------------------------------------------------------------------------------------
+
+    async def fail(self, flight: Flight, error: SyscallError) -> Answer:
+        """Record a refusal or failure, then answer with it."""
+        error.metadata.setdefault("audit_id", flight.audit_id)
+        if error.outcome != "unknown":
+            # It did not happen, so the next try is the same occurrence and carries the same key.
+            flight.thread.consumed_effects.discard(flight.effect_id)
+        row = flight.outcome_row(error.outcome, error_payload(error))
+        if error.outcome == "denied":
+            row.verdict = "deny"
+        try:
+            if flight.intent_written:
+                await self._core.append_outcome(row)
+            else:
+                await self._core.append(Entry(row=row))
+        except UNRECORDED as unrecorded:
+            return Answer(step=0, failure=unrecorded)
+        if flight.generation != flight.thread.generation or error.outcome == "unknown":
+            flight.thread.replay.add(flight.stored(row))
+        if error.outcome == "unknown":
+            flight.thread.state = "unknown"
+            flight.thread.waiting_for = f"the outcome of step {flight.step}"
+            await self._core.store.set_agent(
+                flight.thread.key, state="unknown", waiting_for=flight.thread.waiting_for
+            )
+        return Answer(step=flight.step, failure=error)
+
+    async def refuse(self, thread: Thread, request: Request, error: SyscallError) -> Answer:
+        """Record a request that names no row or can't be read: it is evidence too."""
+        step = thread.take_step()
+        error.metadata.setdefault("audit_id", f"{thread.id}/{step}")
+        digest = hashlib.sha256(request.raw).digest()
+        row = refusal_row(
+            thread, step, request.lane, request.lane_step, printable(request.action)[:64], digest, error
+        )
+        try:
+            await self._core.append(Entry(row=row))
+        except UNRECORDED as unrecorded:
+            return Answer(step=0, failure=unrecorded)
+        return Answer(step=step, failure=error)
+
+    # -- effects that leave the system ----------------------------------------------------------------------------
+
+    def next_effect_id(self, flight: Flight) -> str:
+        """The id of this call at its next occurrence on the branch; from now on it is taken."""
+        occurrence = 0
+        while True:
+            identity = effect_identity(
+                flight.thread.record.thread,
+                flight.row.action,
+                flight.plan.resource,
+                flight.digest,
+                occurrence,
+            )
+            if identity not in flight.thread.consumed_effects:
+                flight.thread.consumed_effects.add(identity)
+                return identity
+            occurrence += 1
+
+    def known_effect(self, flight: Flight) -> StoredRow | None:
+        """An effect that another branch has already sent: what left the system is not sent twice."""
+        if flight.row.recovery is not Recovery.KEYED or flight.effect_id:
+            return None
+        flight.effect_id = self.next_effect_id(flight)
+        return flight.thread.effects.get(flight.effect_id)
+
+    async def recognise(self, flight: Flight, known: StoredRow) -> tuple[bytes, bytes]:
+        """The recorded result of an effect that was sent on another branch, and the payload of its outcome here.
+
+        Raises:
+            OutcomeUnknown: it was sent, and nobody knows yet what became of it.
+        """
+        answer = await answer_from(known, self._core.blobs, frozenset())
+        if answer.result is None:
+            raise OutcomeUnknown(
+                f"this {flight.row.action} was sent at step {known.step} and its outcome is unknown; "
+                f"settle it: ringfence resolve {flight.thread.id} {flight.step} --as done|not-done"
+            )
+        return answer.result, await self.payload(answer.result) + b'"recognised":%d,' % known.step
+
+    @staticmethod
+    def remember(flight: Flight, row: Row) -> None:
+        """A process that was restarted while this call ran asks for it again."""
+        thread = flight.thread
+        if flight.generation != thread.generation:
+            thread.replay.add(flight.stored(row))
+        if row.effect_id:
+            thread.effects[row.effect_id] = flight.stored(row)
+
+
+def conflict_error(conflict: StateConflict) -> Conflict:
+    """Name the keys and who changed them."""
+    named = ", ".join(
+        f"`{key}` is at version {version} by {by or 'nobody'}"
+        for key, (version, by) in sorted(conflict.keys.items())
+    )
+    return Conflict(
+        f"changed since it was read: {named}; read again and retry", keys=",".join(sorted(conflict.keys))
+    )
+
+
+def printable(text: str) -> str:
+    """Input as it may stand in a message or a row: no control or format characters, bounded."""
+    return "".join(c if unicodedata.category(c)[0] != "C" else "\ufffd" for c in text[:200])

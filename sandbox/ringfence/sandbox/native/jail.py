@@ -1,0 +1,253 @@
+"""Builds the file system of a sandbox. Runs as the first process of the new pid namespace, with all rights over it.
+
+The new root is a small tmpfs with read-only binds; the old root is unmounted before anything else runs.
+"""
+
+# The launcher works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
+# ruff: noqa: PTH102, PTH103, PTH106, PTH110, PTH112, PTH114, PTH115, PTH116, PTH120, PTH123, PTH211
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+
+from ringfence.sandbox.native import linux
+from ringfence.sandbox.native.job import INSIDE_UID, UPPER_NAME, USERNS_FIX, WORK_NAME, Job, Refused, wall
+
+SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/sbin")
+DEVICES = ("null", "zero", "full", "random", "urandom")
+_DEVICE_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+    "shm": "/tmp",  # noqa: S108 - the sandbox's own
+}
+_ETC = (
+    "ld.so.cache",
+    "localtime",
+    "alternatives",
+    "ssl/certs",
+    "ssl/openssl.cnf",
+    "pki/tls/certs",
+    "pki/ca-trust/extracted",
+)
+_PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "asound", "mtrr")
+_PROC_HIDDEN_FILES = (
+    *(
+        "kcore",
+        "kmsg",
+        "keys",
+        "key-users",
+        "kallsyms",
+        "timer_list",
+        "timer_stats",
+        "sched_debug",
+        "latency_stats",
+    ),
+    *(
+        "modules",
+        "slabinfo",
+        "vmallocinfo",
+        "kpagecgroup",
+        "kpagecount",
+        "kpageflags",
+        "config.gz",
+        "cmdline",
+    ),
+    *(
+        "interrupts",
+        "softirqs",
+        "iomem",
+        "ioports",
+        "pagetypeinfo",
+        "zoneinfo",
+        "swaps",
+        "partitions",
+        "diskstats",
+    ),
+)
+_PROC_HIDDEN_DIRECTORIES = ("acpi", "scsi", "driver", "tty", "dynamic_debug", "pressure")
+_SEALED = linux.ATTR_RDONLY | linux.ATTR_NOSUID | linux.ATTR_NODEV
+_INERT = _SEALED | linux.ATTR_NOEXEC
+_PLAIN = linux.MS_NOSUID | linux.MS_NODEV
+_TMP_INODES = 65536
+_TMP_LEAST_BYTES = 16 << 20
+_KERNEL_FIX = "this needs Linux 5.12 or newer"
+_PROC_FIX = "the kernel's own /proc must be whole: run it outside a container that masks parts of it"
+_OVERLAY_FIX = "put the data directory on ext4, xfs, btrfs or tmpfs (an overlay can't lie on another), Linux 5.12 or newer"
+
+
+def build(job: Job) -> None:
+    """Build the new root and enter it; afterwards nothing of the host is reachable but what the job names.
+
+    Raises:
+        Refused: a wall can't be raised.
+    """
+    spaces = (
+        linux.CLONE_NEWNS
+        | linux.CLONE_NEWIPC
+        | linux.CLONE_NEWUTS
+        | linux.CLONE_NEWNET
+        | linux.CLONE_NEWCGROUP
+    )
+    with wall("namespaces", USERNS_FIX):
+        linux.unshare(spaces)
+        socket.sethostname("sandbox")
+    root = job["root"]
+    os.umask(0o022)
+    with wall("private root", USERNS_FIX):
+        linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+        linux.mount("tmpfs", root, "tmpfs", _PLAIN, "size=8m,nr_inodes=4096,mode=755")
+        for name in ("proc", "dev", "etc", "tmp", "run", ".old"):
+            os.mkdir(f"{root}/{name}")
+    with wall("read-only system", _KERNEL_FIX):
+        _system(root)
+        _devices(root)
+        _etc(root, job)
+    with wall("bounded tmp", USERNS_FIX):
+        size = min(job["disk_bytes"], max(_TMP_LEAST_BYTES, job["memory_bytes"] // 2))
+        options = f"size={size},nr_inodes={_TMP_INODES},mode=1777"
+        linux.mount("tmpfs", f"{root}/tmp", "tmpfs", _PLAIN, options)
+    with wall("own /proc", _PROC_FIX):
+        _proc(root)
+    for path in sorted(job["readonly"]):
+        _readonly(root, path)
+    if job["image"]:
+        _program(root, job)
+    if job["lower"]:
+        _workspace(root, job)
+    with wall("pivot_root", USERNS_FIX):
+        os.chdir(root)
+        linux.pivot_root(".", ".old")
+        os.chdir("/")
+        linux.umount("/.old")
+        os.rmdir("/.old")
+        linux.restrict_mount("/", _SEALED)
+
+
+def _system(root: str) -> None:
+    for path in SYSTEM:
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), f"{root}{path}")
+        elif os.path.isdir(path):
+            os.mkdir(f"{root}{path}")
+            linux.bind(path, f"{root}{path}", _SEALED)
+
+
+def _devices(root: str) -> None:
+    for name in DEVICES:
+        _touch(f"{root}/dev/{name}")
+        linux.mount(f"/dev/{name}", f"{root}/dev/{name}", None, linux.MS_BIND)
+    for name, target in _DEVICE_LINKS.items():
+        os.symlink(target, f"{root}/dev/{name}")
+
+
+def _etc(root: str, job: Job) -> None:
+    uid = INSIDE_UID if job["uid"] is None else job["uid"]
+    texts = {
+        "passwd": f"agent:x:{uid}:{uid}::/tmp:/bin/sh\n",
+        "group": f"agent:x:{uid}:\n",
+        "hosts": "127.0.0.1 localhost sandbox\n",
+        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    }
+    for name, text in texts.items():
+        with open(f"{root}/etc/{name}", "w", encoding="utf-8") as file:
+            file.write(text)
+    for name in _ETC:
+        source = os.path.realpath(f"/etc/{name}")
+        if not os.path.exists(source):
+            continue
+        target = f"{root}/etc/{name}"
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if os.path.isdir(source):
+            os.mkdir(target)
+        else:
+            _touch(target)
+        linux.bind(source, target, _INERT)
+
+
+def _proc(root: str) -> None:
+    linux.mount("proc", f"{root}/proc", "proc", _PLAIN | linux.MS_NOEXEC)
+    for name in _PROC_READ_ONLY:
+        path = f"{root}/proc/{name}"
+        if os.path.exists(path):
+            linux.bind(path, path, _INERT)
+    for name in _PROC_HIDDEN_FILES:
+        path = f"{root}/proc/{name}"
+        if os.path.exists(path):
+            linux.mount("/dev/null", path, None, linux.MS_BIND)
+    for name in _PROC_HIDDEN_DIRECTORIES:
+        path = f"{root}/proc/{name}"
+        if os.path.isdir(path):
+            linux.mount(
+                "tmpfs", path, "tmpfs", _PLAIN | linux.MS_NOEXEC | linux.MS_RDONLY, "size=4k,mode=555"
+            )
+
+
+def _readonly(root: str, path: str) -> None:
+    if any(path == system or path.startswith(f"{system}/") for system in SYSTEM):
+        return
+    target = f"{root}{path}"
+    if os.path.isdir(target) and os.stat(target).st_ino == os.stat(path).st_ino:
+        return  # already seen through a parent
+    with wall(f"read-only {path}", "the directory must exist and be readable for the kernel"):
+        os.makedirs(target, exist_ok=True)
+        linux.bind(path, target, _SEALED)
+
+
+def _program(root: str, job: Job) -> None:
+    with wall("program image", "the image must be a directory the kernel can read"):
+        os.mkdir(f"{root}/program")
+        linux.bind(job["image"], f"{root}/program", _SEALED)
+    with wall("socket directory", "the directory must exist"):
+        # The directory, not the socket: a bound file would keep the inode of a socket that the next kernel replaces.
+        os.mkdir(f"{root}/run/ringfence")
+        linux.bind(job["socket_dir"], f"{root}/run/ringfence", _INERT)
+
+
+def _workspace(root: str, job: Job) -> None:
+    layers = f"{root}/.layers"
+    with wall("overlay", _OVERLAY_FIX):
+        os.mkdir(f"{root}/workspace")
+        for name, source in (("lower", job["lower"]), ("scratch", job["scratch"])):
+            os.makedirs(f"{layers}/{name}")
+            linux.mount(source, f"{layers}/{name}", None, linux.MS_BIND)
+        # Short relative names: options know no quoting, and the host's paths would show in /proc/self/mountinfo.
+        os.chdir(layers)
+        options = (
+            f"lowerdir=lower,upperdir=scratch/{UPPER_NAME},workdir=scratch/{WORK_NAME},volatile,index=off"
+        )
+        # Without redirects a renamed directory is copied and removed, so the upper layer alone tells what happened.
+        options += ",userxattr" if job["uid"] is None else ",redirect_dir=off,metacopy=off"
+        linux.mount("overlay", f"{root}/workspace", "overlay", _PLAIN, options)
+        for name in ("lower", "scratch"):
+            linux.umount(f"{layers}/{name}")
+            os.rmdir(f"{layers}/{name}")
+        os.rmdir(layers)
+    with wall("masks", "the paths to hide must be plain files or directories; deny the command otherwise"):
+        _masks(root, job["masks"])
+
+
+def _masks(root: str, masks: list[str]) -> None:
+    if not masks:
+        return
+    os.mkdir(f"{root}/.mask", 0o700)
+    _touch(f"{root}/.mask/file", 0)
+    os.mkdir(f"{root}/.mask/directory", 0)
+    for path in sorted(masks):
+        target = f"{root}{path}"
+        # A path below a directory that is masked already is hidden with it; one that is absent needs no hiding.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            mode = os.lstat(target).st_mode
+            if os.path.realpath(target) != os.path.realpath(root) + path:
+                raise Refused(f"the mask `{path}` leads through a link; hide what the link points to instead")
+            source = f"{root}/.mask/{'directory' if stat.S_ISDIR(mode) else 'file'}"
+            linux.mount(source, target, None, linux.MS_BIND)
+            linux.restrict_mount(target, _INERT)
+
+
+def _touch(path: str, mode: int = 0o444) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode))

@@ -1,0 +1,84 @@
+"""What the backend hands to the launcher, as JSON over its standard input, and how the launcher refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator
+from typing import TypedDict
+
+INSIDE_UID = 1000
+"""Uid seen inside where the sandbox has a user namespace of its own."""
+
+HEADER_BYTES = 8
+"""Length of the job in front of it, big-endian. The program's standard input follows the job."""
+
+STDOUT_NAME, STDERR_NAME, UPPER_NAME, WORK_NAME, FORMAT_NAME = "stdout", "stderr", "upper", "work", "format"
+"""Names within a command's scratch directory. `format` says which xattrs the upper layer uses: `trusted` or `user`."""
+
+
+class Job(TypedDict):
+    """One sandbox. Paths are those of the host unless said otherwise.
+
+    Attributes:
+        name: unique in the data directory.
+        records: directory of the identity records.
+        root: empty directory to mount the new root on.
+        argv: program and arguments.
+        env: whole environment.
+        uid: host uid; None: this process's own, in a user namespace.
+        readonly: directories bound at the same path.
+        cwd: working directory inside.
+        image: program image, seen as `/program`; empty for commands.
+        socket_dir: seen as `/run/ringfence`; empty for commands.
+        lower: live workspace below the overlay; empty for programs.
+        scratch: a command's own directory; empty for programs.
+        masks: paths inside, below `/workspace`.
+        stdin_bytes: how many bytes of standard input follow the job.
+        stdout_fd, stderr_fd: inherited descriptors for programs; -1 for commands.
+    """
+
+    name: str
+    agent: str
+    records: str
+    root: str
+    argv: list[str]
+    env: dict[str, str]
+    uid: int | None
+    readonly: list[str]
+    cwd: str
+    image: str
+    socket_dir: str
+    lower: str
+    scratch: str
+    masks: list[str]
+    memory_bytes: int
+    pids: int
+    cpu: float
+    disk_bytes: int
+    timeout_s: float
+    stdin_bytes: int
+    stdout_fd: int
+    stderr_fd: int
+
+
+class Refused(Exception):
+    """The sandbox can't be made as asked; the text is the user's line. Nothing has run."""
+
+
+USERNS_FIX = (
+    "allow user namespaces (sysctl user.max_user_namespaces=15000, and where they exist "
+    "kernel.unprivileged_userns_clone=1 and kernel.apparmor_restrict_unprivileged_userns=0) or run the kernel as root"
+)
+
+
+@contextlib.contextmanager
+def wall(name: str, fix: str) -> Generator[None]:
+    """Turn an OSError within into a refusal that names the wall and the fix."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or "it failed"
+        if error.filename is not None:
+            reason = f"`{os.fsdecode(error.filename)}`: {reason}"
+        raise Refused(f"the sandbox's wall `{name}` can't be raised: {reason}; {fix}") from error

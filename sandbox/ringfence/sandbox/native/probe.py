@@ -1,0 +1,220 @@
+"""Tries every wall for `ringfence doctor`: with the code that builds real sandboxes, each in a process of its own."""
+
+# The launcher works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
+# ruff: noqa: PTH101, PTH102, PTH103
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable
+from typing import TypedDict
+
+from ringfence.sandbox.native import confine, jail, landlock, launcher, linux, seccomp
+from ringfence.sandbox.native.cgroups import Groups
+from ringfence.sandbox.native.job import UPPER_NAME, USERNS_FIX, WORK_NAME, Job, Refused
+
+_NOBODY = 65534
+_REPORT_BYTES = 65536
+_GROUP_FIX = "run the kernel as root, or under systemd with `Delegate=yes`; until then resource limits and measuring stand in"
+_GROUP_USES = {
+    "memory": ("the memory limit", "memory is measured, and the sandbox is killed over the limit"),
+    "pids": ("the limit of processes", "RLIMIT_NPROC bounds processes per user"),
+    "cpu": ("the share of processors", "processor time is not bounded"),
+    "freezer": ("pause", "processes are stopped by signal"),
+}
+
+
+class Found(TypedDict):
+    """One wall, with the fields of `Wall`."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str
+    required: bool
+
+
+def run(data: str) -> list[Found]:
+    """Try everything. `data` is a directory on the file system of the sandboxes' data."""
+    found = [_architecture()]
+    if os.geteuid() != 0:
+        found.append(
+            _attempt("user namespaces", lambda: _enter(None), "an ordinary user can make them", USERNS_FIX)
+        )
+    if all(wall["ok"] for wall in found):
+        with tempfile.TemporaryDirectory(dir=data, prefix="probe-") as place:
+            found += _builds(place)
+    abi = landlock.version()
+    detail = (
+        f"ABI {abi}" if abi else "this kernel has none, or it is switched off; mounts and seccomp stand alone"
+    )
+    fix = "" if abi else "boot with `lsm=landlock,…` on Linux 5.13 or newer"
+    found.append({"name": "landlock", "ok": abi > 0, "detail": detail, "fix": fix, "required": False})
+    found += _groups()
+    root = os.geteuid() == 0
+    detail = (
+        "each agent runs as a uid of its own"
+        if root
+        else "all agents run as this user, in namespaces of their own"
+    )
+    fix = "" if root else "run the kernel as root"
+    found.append({"name": "uid per agent", "ok": root, "detail": detail, "fix": fix, "required": False})
+    return found
+
+
+def _architecture() -> Found:
+    ok = linux.supported() and seccomp.supported()
+    detail = f"{linux.MACHINE}, Linux {os.uname().release}"
+    fix = "" if ok else "run agents on x86_64 or aarch64: there is no system call filter for others"
+    return {"name": "architecture", "ok": ok, "detail": detail, "fix": fix, "required": True}
+
+
+def _builds(place: str) -> list[Found]:
+    plain = _job(place)
+    image = f"{place}/image"
+    os.mkdir(image)
+    for directory in (place, image):
+        os.chmod(directory, 0o755)  # noqa: S103 - another uid has to enter these empty directories
+    program: Job = {**plain, "image": image, "socket_dir": image}
+    layers = f"{place}/layers"
+    for name in (UPPER_NAME, WORK_NAME):
+        os.makedirs(f"{layers}/{name}")
+    command: Job = {**plain, "lower": image, "scratch": layers}
+    walls = [
+        _attempt(
+            "namespaces",
+            lambda: _build(plain),
+            "mount, pid, net, ipc, uts, cgroup; own root and /proc",
+            USERNS_FIX,
+        ),
+        _attempt("read-only image", lambda: _build(program), "program images can be bound", USERNS_FIX),
+        _attempt("overlay", lambda: _build(command), "commands see a copy-on-write workspace", USERNS_FIX),
+        _attempt(
+            "no_new_privs",
+            lambda: _confine(plain),
+            "capabilities, bounding set and setuid are gone",
+            USERNS_FIX,
+        ),
+        _attempt("seccomp", lambda: _filter(plain), "new namespaces and the network are refused", USERNS_FIX),
+    ]
+    # The kernel of an overlay leaves a directory that not even its owner may list.
+    for directory in (f"{layers}/{WORK_NAME}/work", f"{layers}/{WORK_NAME}/index"):
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(directory, 0o700)
+    shutil.rmtree(layers, ignore_errors=True)
+    return walls
+
+
+def _job(place: str) -> Job:
+    root = f"{place}/root"
+    os.mkdir(root)
+    uid = _NOBODY if os.geteuid() == 0 else None
+    return {
+        "name": "probe",
+        "agent": "",
+        "records": place,
+        "root": root,
+        "argv": ["true"],
+        "env": {},
+        "uid": uid,
+        "readonly": [],
+        "cwd": "/",
+        "image": "",
+        "socket_dir": "",
+        "lower": "",
+        "scratch": "",
+        "masks": [],
+        "memory_bytes": 64 << 20,
+        "pids": 8,
+        "cpu": 1.0,
+        "disk_bytes": 16 << 20,
+        "timeout_s": 10.0,
+        "stdin_bytes": 0,
+        "stdout_fd": -1,
+        "stderr_fd": -1,
+    }
+
+
+def _attempt(name: str, action: Callable[[], None], detail: str, fix: str) -> Found:
+    """Run `action` in a child and report how it went."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        problem = "it failed"
+        try:
+            action()
+            problem = ""
+        except Refused as refusal:
+            problem = str(refusal)
+        except OSError as error:
+            problem = str(error)
+        finally:
+            os.write(write, problem.encode())
+            os._exit(0)
+    os.close(write)
+    problem = os.read(read, _REPORT_BYTES).decode(errors="replace")
+    os.close(read)
+    os.waitpid(pid, 0)
+    return {
+        "name": name,
+        "ok": not problem,
+        "detail": problem or detail,
+        "fix": fix if problem else "",
+        "required": True,
+    }
+
+
+def _enter(uid: int | None) -> None:
+    """Make the outer namespaces and go on as first process of the new pid namespace."""
+    launcher.leave_namespaces(uid)
+    read, write = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        return
+    os.close(write)
+    os.read(read, 1)
+    _, status = os.waitpid(pid, 0)
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _build(job: Job) -> None:
+    _enter(job["uid"])
+    jail.build(job)
+
+
+def _confine(job: Job) -> None:
+    _build(job)
+    confine.give_up_rights(job, memory_in_group=False)
+
+
+def _filter(job: Job) -> None:
+    _confine(job)
+    try:
+        linux.unshare(linux.CLONE_NEWNS)
+    except OSError as error:
+        if error.errno != errno.EPERM:
+            raise
+    try:
+        socket.socket(socket.AF_INET).close()
+    except OSError as error:
+        if error.errno == errno.EAFNOSUPPORT:
+            return
+    raise Refused("the system call filter lets through what it should refuse")
+
+
+def _groups() -> list[Found]:
+    groups = Groups.create(f"probe-{os.getpid()}")
+    groups.limit(64 << 20, 8, 1.0)
+    found: list[Found] = []
+    for name, (use, instead) in _GROUP_USES.items():
+        ok = name in groups.where
+        detail = f"holds {use}" if ok else f"not permitted: {instead}"
+        fix = "" if ok else _GROUP_FIX
+        found.append({"name": f"cgroup {name}", "ok": ok, "detail": detail, "fix": fix, "required": False})
+    groups.remove()
+    return found

@@ -16,13 +16,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 from google.protobuf.message import Message
-from grpc import aio
 from ringfence.kernel.config import CALLS_IN_FLIGHT_MAX, MESSAGE_BYTES_MAX
 from ringfence.kernel.dispatch import Dispatcher
 from ringfence.kernel.outcomes import Request
 from ringfence.kernel.server.status import abort_with
+from ringfence.kernel.server.wire import Context, aio, rpc
 from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
 from ringfence.syscalls.codec import arguments_from_message, result_to_message
@@ -45,8 +44,6 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_metadata_size", 16 << 10),
 )
 
-ServicerContext = aio.ServicerContext
-
 
 class AgentDoor:
     """Serves one agent while one program of it lives."""
@@ -57,7 +54,7 @@ class AgentDoor:
         self._thread = thread
         self._dispatcher = dispatcher
         self._on_park = on_park
-        self._server: aio.Server | None = None
+        self._server: Any = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._occurrences: Counter[str] = Counter()
 
@@ -66,19 +63,19 @@ class AgentDoor:
         path = _clear(directory)
         server = aio.server(options=_OPTIONS)
         handlers: dict[str, Any] = {
-            "Stream": grpc.stream_stream_rpc_method_handler(
+            "Stream": rpc.stream_stream_rpc_method_handler(
                 self._stream,
                 request_deserializer=pb.StreamRequest.FromString,
                 response_serializer=pb.StreamResponse.SerializeToString,
             )
         }
         for row in table.values():
-            handlers[row.method] = grpc.unary_unary_rpc_method_handler(
+            handlers[row.method] = rpc.unary_unary_rpc_method_handler(
                 self._unary(row),
                 request_deserializer=row.request_class.FromString,
                 response_serializer=row.response_class.SerializeToString,
             )
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        server.add_generic_rpc_handlers((rpc.method_handlers_generic_handler(SERVICE, handlers),))
         server.add_insecure_port(f"unix:{path}")
         await server.start()
         _admit_agent(path, uid)
@@ -92,7 +89,7 @@ class AgentDoor:
 
     # -- the stream -----------------------------------------------------------------------------------------------
 
-    async def _stream(self, _requests: object, context: ServicerContext) -> None:
+    async def _stream(self, _requests: object, context: Context) -> None:
         if not await self._greet(context):
             return
         writing = asyncio.Lock()
@@ -115,7 +112,7 @@ class AgentDoor:
         if pending:
             await asyncio.wait(pending)
 
-    async def _greet(self, context: ServicerContext) -> bool:
+    async def _greet(self, context: Context) -> bool:
         try:
             async with asyncio.timeout(HELLO_S):
                 frame = await context.read()
@@ -148,7 +145,7 @@ class AgentDoor:
         await context.write(pb.StreamResponse(welcome=welcome))
         return True
 
-    async def _serve(self, call: pb.Call, context: ServicerContext, writing: asyncio.Lock) -> None:
+    async def _serve(self, call: pb.Call, context: Context, writing: asyncio.Lock) -> None:
         if len(call.lane) > 256:  # noqa: PLR2004
             answer = Answer(step=0, failure=InvalidRequest("the lane's id is too long"))
         else:
@@ -171,7 +168,7 @@ class AgentDoor:
         else:
             reply.result = answer.result or b"null"
         # A client that is gone can't be told; its successor reads the answer from the journal.
-        with contextlib.suppress(grpc.RpcError, aio.BaseError, asyncio.InvalidStateError):
+        with contextlib.suppress(rpc.RpcError, aio.BaseError, asyncio.InvalidStateError):
             async with writing:
                 await context.write(pb.StreamResponse(reply=reply))
         if answer.park:
@@ -179,8 +176,8 @@ class AgentDoor:
 
     # -- unary ----------------------------------------------------------------------------------------------------
 
-    def _unary(self, row: Row) -> Callable[[Message, ServicerContext], Awaitable[Message | None]]:
-        async def serve(message: Message, context: ServicerContext) -> Message | None:
+    def _unary(self, row: Row) -> Callable[[Message, Context], Awaitable[Message | None]]:
+        async def serve(message: Message, context: Context) -> Message | None:
             metadata = {str(key): value for key, value in context.invocation_metadata() or ()}
             scheme, _, token = str(metadata.get("authorization", "")).partition(" ")
             if scheme.lower() != "bearer" or not self._thread.token_matches(token):

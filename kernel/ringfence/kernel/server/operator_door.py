@@ -10,14 +10,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 from google.protobuf.message import Message
-from grpc import aio
+from google.protobuf.message_factory import GetMessageClass as message_class
 from ringfence.kernel.journal.types import JournalError
 from ringfence.kernel.operations import agents, history, house, rights, submit
 from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.problems import Problem
 from ringfence.kernel.server.status import abort_with_problem
+from ringfence.kernel.server.wire import Context, aio, rpc
 from ringfence.sandbox.snapshots import SnapshotError
 from ringfence.sandbox.types import SandboxError
 from ringfence.sandbox.workspace import WorkspaceError
@@ -27,7 +27,6 @@ from ringfence.v1 import operator_pb2 as pb
 log = logging.getLogger(__name__)
 
 SERVICE = "ringfence.v1.OperatorService"
-ServicerContext = aio.ServicerContext
 Unary = Callable[[Kernel, Any, str], Awaitable[dict[str, Any]]]
 Many = Callable[[Kernel, Any, str], AsyncIterator[Any]]
 
@@ -110,15 +109,15 @@ class OperatorDoor:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._server: aio.Server | None = None
+        self._server: Any = None
 
     async def open(self, path: Path) -> None:
         """Listen; the socket has mode 0600."""
         server = aio.server(options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20)))
         handlers: dict[str, Any] = {}
         for method in pb.DESCRIPTOR.services_by_name["OperatorService"].methods:
-            handlers[method.name] = self._handler(method.name, method.input_type._concrete_class)  # noqa: SLF001 - the documented way to a descriptor's class
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+            handlers[method.name] = self._handler(method.name, message_class(method.input_type))
+        server.add_generic_rpc_handlers((rpc.method_handlers_generic_handler(SERVICE, handlers),))
         before = os.umask(0o177)
         try:
             server.add_insecure_port(f"unix:{path}")
@@ -144,16 +143,16 @@ class OperatorDoor:
     def _handler(self, name: str, request_class: Any) -> Any:
         serialize = pb.Document.SerializeToString
         if name == "Submit":
-            return grpc.stream_unary_rpc_method_handler(self._submit, request_class.FromString, serialize)
+            return rpc.stream_unary_rpc_method_handler(self._submit, request_class.FromString, serialize)
         if name in MANY:
             any_part: Any = Message.SerializeToString
-            return grpc.unary_stream_rpc_method_handler(self._many(name), request_class.FromString, any_part)
-        return grpc.unary_unary_rpc_method_handler(self._unary(name), request_class.FromString, serialize)
+            return rpc.unary_stream_rpc_method_handler(self._many(name), request_class.FromString, any_part)
+        return rpc.unary_unary_rpc_method_handler(self._unary(name), request_class.FromString, serialize)
 
-    def _unary(self, name: str) -> Callable[[Any, ServicerContext], Awaitable[pb.Document | None]]:
+    def _unary(self, name: str) -> Callable[[Any, Context], Awaitable[pb.Document | None]]:
         operation = UNARY[name]
 
-        async def serve(request: Any, context: ServicerContext) -> pb.Document | None:
+        async def serve(request: Any, context: Context) -> pb.Document | None:
             try:
                 return document(await operation(self._kernel, request, self._operator()))
             except Exception as error:  # noqa: BLE001 - every error becomes one line for the operator
@@ -162,10 +161,10 @@ class OperatorDoor:
 
         return serve
 
-    def _many(self, name: str) -> Callable[[Any, ServicerContext], AsyncIterator[pb.Document | pb.Chunk]]:
+    def _many(self, name: str) -> Callable[[Any, Context], AsyncIterator[pb.Document | pb.Chunk]]:
         operation = MANY[name]
 
-        async def serve(request: Any, context: ServicerContext) -> AsyncIterator[pb.Document | pb.Chunk]:
+        async def serve(request: Any, context: Context) -> AsyncIterator[pb.Document | pb.Chunk]:
             try:
                 async for part in operation(self._kernel, request, self._operator()):
                     yield pb.Chunk(data=part) if isinstance(part, bytes) else document(part)
@@ -174,9 +173,7 @@ class OperatorDoor:
 
         return serve
 
-    async def _submit(
-        self, frames: AsyncIterator[pb.SubmitRequest], context: ServicerContext
-    ) -> pb.Document | None:
+    async def _submit(self, frames: AsyncIterator[pb.SubmitRequest], context: Context) -> pb.Document | None:
         try:
             return document(await submit.submit(self._kernel, frames, self._operator()))
         except Exception as error:  # noqa: BLE001 - the same

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ringfence.agent import operations, wire
 from ringfence.agent.aio_calls import AsyncCaller
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from ringfence.agent.state import Upgrader
+
+
+FLUSH_S: Final = 5.0
 
 
 class AsyncRingfence:
@@ -107,5 +110,6 @@ async def boot_async(
             yield ringfence
         finally:
             lanes.uninstall()
+        await session.close(flush_s=FLUSH_S)
     finally:
         await session.close()

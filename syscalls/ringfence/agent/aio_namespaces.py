@@ -90,14 +90,14 @@ class AsyncExec:
     def __init__(self, caller: AsyncCaller) -> None:
         self._caller = caller
 
-    async def run(  # noqa: PLR0913 - what a command can be given
+    async def run(
         self,
         argv: Sequence[StrPath],
         *,
         cwd: StrPath = "",
         env: Mapping[str, str] | None = None,
         stdin: str | bytes = b"",
-        timeout: float | None = None,  # noqa: ASYNC109 - the command's own, kept by the kernel
+        timeout: float | None = None,  # noqa: ASYNC109 - the command's, kept by the kernel
         check: bool = False,
     ) -> Command:
         """Run a command on an overlay of the workspace; its changes count all together or not at all.

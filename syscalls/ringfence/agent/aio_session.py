@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ringfence.agent.lanes import Lane
     from ringfence.v1.syscalls_pb2 import Reply, Welcome
 
-FLUSH_S: Final = 5.0
 EOF: Final[object] = cast("Any", grpc.aio).EOF
 
 
@@ -123,11 +122,11 @@ class AsyncSession:
             raise
         return pending.outcome()
 
-    async def close(self) -> None:
-        """Wait a little for calls of other tasks, then end the stream."""
+    async def close(self, *, flush_s: float = 0.0) -> None:
+        """Wait up to `flush_s` seconds for calls of other tasks, then end the stream. The kernel finishes them anyway."""
         waiting = [pending.future for pending in self._core.pending.values()]
-        if waiting:
-            await asyncio.wait(waiting, timeout=FLUSH_S)
+        if waiting and flush_s:
+            await asyncio.wait(waiting, timeout=flush_s)
         self._core.end(wire.closed_error())
         if self._keeper is not None:
             self._keeper.cancel()

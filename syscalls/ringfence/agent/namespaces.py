@@ -90,7 +90,7 @@ class Exec:
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
-    def run(  # noqa: PLR0913 - what a command can be given
+    def run(
         self,
         argv: Sequence[StrPath],
         *,

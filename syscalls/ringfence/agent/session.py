@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 from ringfence.agent import wire
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from ringfence.agent.lanes import Lane
     from ringfence.v1.syscalls_pb2 import Reply, Welcome
-
-FLUSH_S: Final = 5.0
 
 
 class _Waiting(Pending):
@@ -102,10 +100,8 @@ class Session:
         self._core: Core[_Waiting] = Core()
         self._patience = Patience(patience_s)
         self._leading = False
-        self._closing = False
         self._link: _Link | None = None
         self._stop = threading.Event()
-        self._idle = threading.Event()
         self._pid = os.getpid()
         self._connect()
         if self._core.welcome is None:
@@ -139,14 +135,9 @@ class Session:
         return pending.outcome()
 
     def close(self) -> None:
-        """Wait a little for calls of other threads, then end the stream."""
+        """End the stream. Calls still under way in other threads fail here; the kernel finishes and records them."""
         if os.getpid() != self._pid:
             return
-        with self._mutex:
-            self._closing = True
-            waiting = bool(self._core.pending)
-        if waiting:
-            self._idle.wait(FLUSH_S)
         self._stop.set()
         with self._mutex:
             self._core.end(wire.closed_error())
@@ -183,8 +174,6 @@ class Session:
                 pending.wake()
                 return
             self._leading = False
-            if self._closing:
-                self._idle.set()
 
     def _abandon(self, pending: _Waiting, led: bool) -> None:
         """Drop a call whose thread was interrupted. A stream left in mid-read can't be read again."""

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 DETAILS_KEY: Final = "grpc-status-details-bin"
 ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
 LENGTH_DELIMITED: Final = 2
+STATUS_DETAILS: Final = 3  # field of google.rpc.Status
+INFO_METADATA: Final = 3  # field of google.rpc.ErrorInfo: a map, entries of key 1 and value 2
+MORE: Final = 0x80  # a varint goes on
 
 _CODES: Final[Mapping[grpc.StatusCode, str]] = {
     grpc.StatusCode.INVALID_ARGUMENT: "InvalidRequest",
@@ -79,7 +82,7 @@ def _error_info(data: bytes) -> tuple[str, dict[str, str]] | None:
     """Find `ErrorInfo` in a `google.rpc.Status`, whose messages are no dependency of an agent."""
     try:
         for number, value in _fields(data):
-            if number == 3:  # noqa: PLR2004 - Status.details
+            if number == STATUS_DETAILS:
                 message = dict(_fields(value))
                 if message.get(1) == ERROR_INFO.encode():
                     return _reason(message.get(2, b""))
@@ -93,7 +96,7 @@ def _reason(data: bytes) -> tuple[str, dict[str, str]]:
     for number, value in _fields(data):
         if number == 1:
             reason = value.decode()
-        elif number == 3:  # noqa: PLR2004 - ErrorInfo.metadata, a map: entries of key 1 and value 2
+        elif number == INFO_METADATA:
             entry = dict(_fields(value))
             metadata[entry.get(1, b"").decode()] = entry.get(2, b"").decode()
     return reason, metadata
@@ -119,7 +122,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     while True:
         byte = data[at]
         at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:  # noqa: PLR2004 - the continuation bit
+        number |= (byte & (MORE - 1)) << shift
+        if byte < MORE:
             return number, at
         shift += 7

@@ -41,7 +41,7 @@ class Worker(Generic[T]):
         self._lanes.enter(self._lane)
         try:
             self._value = self._function()
-        except BaseException as error:  # noqa: BLE001 - raised again by `result`
+        except BaseException as error:  # noqa: BLE001 - `result` raises it again
             self._error = error
         finally:
             self._lanes.leave()
@@ -130,7 +130,7 @@ def _results(workers: list[Worker[T]]) -> list[T]:
     for worker in workers:
         try:
             results.append(worker.result())
-        except BaseException as error:  # noqa: BLE001 - the first is raised below
+        except BaseException as error:  # noqa: BLE001 - raised below, when all have ended
             errors.append((worker.lane, error))
     if not errors:
         return results

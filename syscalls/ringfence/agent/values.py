@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 T = TypeVar("T")
+HTTP_ERRORS: Final = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +123,7 @@ class Response:
     @property
     def ok(self) -> bool:
         """Whether the status is below 400."""
-        return self.status < 400  # noqa: PLR2004 - HTTP's own border
+        return self.status < HTTP_ERRORS
 
     @property
     def text(self) -> str:

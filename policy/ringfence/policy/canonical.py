@@ -107,10 +107,9 @@ def canonical_host(host: str) -> str:
         PatternError: anything else, in particular the other spellings of IPv4 (`0x7f.1`, `2130706433`).
     """
     if host.startswith("["):
+        inside = host[1:-1] if host.endswith("]") and "%" not in host else ""
         try:
-            if not host.endswith("]") or "%" in host:
-                raise ValueError(host)
-            return f"[{ipaddress.IPv6Address(host[1:-1]).compressed}]"
+            return f"[{ipaddress.IPv6Address(inside).compressed}]"
         except ValueError as error:
             raise PatternError("the host is no IPv6 address", "write it as `[::1]`") from error
     name = _ascii_host(host)

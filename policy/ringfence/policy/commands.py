@@ -5,10 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import takewhile
 from typing import Final
 
 from ringfence.policy.glob import MANY, Piece, Segment, match_pieces
 from ringfence.policy.problems import PatternError
+from ringfence.policy.shell import Reading, Words
 
 _SHELL: Final = frozenset(";&|<>()$`#\n")
 _UNSUPPORTED: Final = frozenset("?[]{}")
@@ -18,7 +20,7 @@ _MAX_WORDS: Final = 4096
 class CommandSubject:
     """A command as policy sees it: its words, and the simple commands inside it that can be read."""
 
-    __slots__ = ("argv",)
+    __slots__ = ("_reading", "argv")
 
     def __init__(self, argv: tuple[str, ...]) -> None:
         if not argv or not argv[0] or len(argv) > _MAX_WORDS:
@@ -28,6 +30,14 @@ class CommandSubject:
         if any("\0" in word for word in argv):
             raise PatternError("the command holds a NUL character", "remove it")
         self.argv: Final = argv
+        self._reading: Reading | None = None
+
+    @property
+    def reading(self) -> Reading:
+        """The commands found inside; read when a rule first wants to know."""
+        if self._reading is None:
+            self._reading = Reading(self.argv)
+        return self._reading
 
 
 class Word:
@@ -117,7 +127,40 @@ class CommandPattern:
         """Whether an allow rule applies: to the words as they are."""
         return isinstance(subject, CommandSubject) and self.matches(subject.argv)
 
-    forbids = permits
+    def forbids(self, subject: object) -> bool:
+        """Whether a deny or ask rule applies: to the command, or to any other that is found inside it."""
+        if not isinstance(subject, CommandSubject):
+            return False
+        return self.matches(subject.argv) or any(self._surely(part) for part in subject.reading.parts)
+
+    def may_forbid(self, subject: CommandSubject) -> bool:
+        """Whether a deny or ask rule may apply, since something in the command can't be known or followed."""
+        return bool(subject.reading.opaque) or any(self._possibly(part) for part in subject.reading.parts)
+
+    def _surely(self, part: Words) -> bool:
+        if None not in part:
+            return self.matches([word for word in part if word is not None])
+        known = list(takewhile(lambda word: word is not None, part))
+        return (
+            self.rest
+            and len(known) >= len(self.words)
+            and self.matches([word for word in known if word is not None])
+        )
+
+    def _possibly(self, part: Words) -> bool:
+        """Whether some choice of the unknown words matches: a walk over the sets of pattern words used up so far."""
+        count = len(self.words)
+        places = {0}
+        for word in part:
+            if word is None:
+                places = set(range(min(places), count + 1)) if places else places
+                continue
+            places = {
+                place if place == count else place + 1
+                for place in places
+                if (place == count and self.rest) or (place < count and self.words[place].matches(word))
+            }
+        return count in places
 
     def matches(self, argv: Sequence[str]) -> bool:
         """Whether the words match."""
@@ -149,46 +192,55 @@ def _unquoted(char: str, pattern: str) -> None:
         )
 
 
-def _split(pattern: str) -> list[list[str]]:
-    """Split into words, each a list of literals with a wildcard between. What is quoted or escaped is literal."""
-    words: list[list[str]] = []
-    word: list[str] | None = None
-    quote = ""
-    chars = iter(pattern)
-    for char in chars:
-        if quote:
-            assert word is not None  # noqa: S101
-            if char == quote:
-                quote = ""
+class _Splitter:
+    """Splits a pattern into words, each a list of literals with a wildcard between. What is quoted is literal."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._chars = iter(pattern)
+        self._word: list[str] | None = None
+        self.words: list[list[str]] = []
+
+    def split(self) -> list[list[str]]:
+        for char in self._chars:
+            if char in " \t":
+                self._end()
                 continue
+            self._word = [""] if self._word is None else self._word
+            if char in "'\"":
+                self._quoted(self._word, char)
+            elif char == "*":
+                self._word.append("")
+            elif char == "\\":
+                following = next(self._chars, "")
+                if not following:
+                    raise PatternError(
+                        "the command pattern ends in a backslash", r"write `\\` for a backslash"
+                    )
+                self._word[-1] += following
+            else:
+                _unquoted(char, self._pattern)
+                self._word[-1] += char
+        self._end()
+        return self.words
+
+    def _end(self) -> None:
+        if self._word is not None:
+            self.words.append(self._word)
+        self._word = None
+
+    def _quoted(self, word: list[str], quote: str) -> None:
+        for char in self._chars:
+            if char == quote:
+                return
             if char == "\\" and quote == '"':
-                following = next(chars, "")
-                char = following if following in {'"', "\\"} else "\\" + following  # noqa: PLW2901
-            word[-1] += char
-            continue
-        if char in " \t":
-            if word is not None:
-                words.append(word)
-            word = None
-            continue
-        word = [""] if word is None else word
-        if char in "'\"":
-            quote = char
-        elif char == "*":
-            word.append("")
-        elif char == "\\":
-            following = next(chars, "")
-            if not following:
-                raise PatternError("the command pattern ends in a backslash", r"write `\\` for a backslash")
-            word[-1] += following
-        else:
-            _unquoted(char, pattern)
-            word[-1] += char
-    if quote:
-        raise PatternError(f"the command pattern `{pattern}` has an open quote", f"close it with `{quote}`")
-    if word is not None:
-        words.append(word)
-    return words
+                following = next(self._chars, "")
+                word[-1] += following if following in {'"', "\\"} else "\\" + following
+            else:
+                word[-1] += char
+        raise PatternError(
+            f"the command pattern `{self._pattern}` has an open quote", f"close it with `{quote}`"
+        )
 
 
 def compile_command(text: str) -> CommandPattern:
@@ -197,7 +249,7 @@ def compile_command(text: str) -> CommandPattern:
     Raises:
         PatternError: no word, an open quote, shell operators outside quotes.
     """
-    words = [Word(parts) for parts in _split("*" if text == "**" else text)]
+    words = [Word(parts) for parts in _Splitter("*" if text == "**" else text).split()]
     if not words:
         raise PatternError(
             "the command pattern has no word", "write a program, such as `git status`, or `*` for any"

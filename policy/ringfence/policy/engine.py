@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import casbin  # pyright: ignore[reportMissingTypeStubs] - it has none
 from ringfence.policy.actions import OWN_ACTIONS, applies, kind_of
-from ringfence.policy.matcher import Pattern, Subject, subject
+from ringfence.policy.matcher import CommandPattern, CommandSubject, Pattern, Subject, subject
 from ringfence.policy.problems import PatternError
 from ringfence.policy.rules import Rule, rule_for
 from ringfence.policy.types import Decision, Request, Resource, Verdict
@@ -63,6 +63,9 @@ class _Row:
             return any(pattern.permits(asked) for pattern in self.patterns)
         return any(pattern.forbids(asked) for pattern in self.patterns)
 
+    def may_match(self, asked: CommandSubject) -> bool:
+        return any(isinstance(item, CommandPattern) and item.may_forbid(asked) for item in self.patterns)
+
 
 class _Query:
     """One question on its way through the enforcer; remembers which rows matched."""
@@ -108,15 +111,22 @@ class _Action:
         allowed = self._enforcer.enforce(query)
         return allowed is True, query.hits
 
+    def doubts(self, asked: Subject) -> _Row | None:
+        """The first deny or ask rule that may be meant, where a command holds something that can't be followed."""
+        if not isinstance(asked, CommandSubject):
+            return None
+        return next((row for row in self.forbids if row.may_match(asked)), None)
+
 
 def _enforcer(rows: Sequence[_Row]) -> Any:
     enforcer: Any = casbin.Enforcer(casbin.Enforcer.new_model(text=_MODEL))
     enforcer.logger = _SILENT
     enforcer.add_function("row_matches", _row_matches)
-    for index, row in enumerate(rows):
-        if not enforcer.add_policy(str(index), "deny" if row.verdict is Verdict.DENY else "allow"):
-            raise RuntimeError(f"casbin did not take row {index}")
-    if not enforcer.enabled or len(enforcer.get_policy()) != len(rows):
+    effects = [
+        [str(index), "deny" if row.verdict is Verdict.DENY else "allow"] for index, row in enumerate(rows)
+    ]
+    enforcer.model.add_policies("p", "p", effects)
+    if not enforcer.enabled or enforcer.get_policy() != effects:
         raise RuntimeError("casbin does not hold the rows it was given")
     return enforcer
 
@@ -226,6 +236,8 @@ class AgentPolicy:
         if asking := by[Verdict.ASK]:
             return _decision(Verdict.ASK, asking, f"{_named(asking[0].rule)} asks an operator first")
         granted = by[Verdict.ALLOW][:1]
+        if doubtful := rows.doubts(asked):
+            return _decision(Verdict.ASK, [doubtful, *granted], _doubt(doubtful.rule, asked))
         return _decision(Verdict.ALLOW, granted, f"allowed by {_named(granted[0].rule)}")
 
     def _nothing_allows(self, action: str, resource: Resource) -> Decision:
@@ -247,6 +259,11 @@ def _masked(path: str, denies: Sequence[_Row]) -> bool:
     except PatternError:
         return True
     return any(row.matches(asked) for row in denies)
+
+
+def _doubt(rule: Rule, asked: Subject) -> str:
+    why = asked.reading.opaque if isinstance(asked, CommandSubject) else ""
+    return f"{why or 'a part of the command is not written out'}, so {_named(rule)} may be meant; an operator has to look"
 
 
 def _own(action: str) -> Decision:

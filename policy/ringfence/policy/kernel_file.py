@@ -8,13 +8,12 @@ from typing import Final
 
 from ringfence.policy import resources as declarations
 from ringfence.policy import sections
-from ringfence.policy.manifest_types import Budgets, Rules, SandboxSpec
+from ringfence.policy.manifest_types import Budgets, SandboxSpec
 from ringfence.policy.problems import ManifestError, Problem
-from ringfence.policy.reader import Fields, Reader, header
+from ringfence.policy.reader import Fields, Numbers, Reader, header
 from ringfence.policy.resources import Auth, EffectDecl, ResourceDecl, SecretRef, read_resource
-from ringfence.policy.rules import Rule
+from ringfence.policy.rules import Rule, Rules
 from ringfence.policy.strict_yaml import Node
-from ringfence.policy.types import Verdict
 
 __all__ = [
     "Auth",
@@ -105,31 +104,15 @@ def parse_kernel_file(text: str, source: str = "ringfence.yaml") -> KernelFile:
 
 def _ceilings(reader: Reader, node: Node) -> Ceilings:
     fields = reader.mapping(node, "spec.ceilings", KEYS["ceilings"])
-    found: dict[Verdict, list[Rule]] = {Verdict.DENY: [], Verdict.ASK: []}
-    start = 1
-    for verdict in found:
-        if verdict.value in fields:
-            place = fields[verdict.value][1]
-            found[verdict] = reader.rules(place, f"spec.ceilings.{verdict}", verdict, "ceilings", "c", start)
-            start += len(getattr(place, "items", ()))
+    rules = reader.rule_lists(fields, "spec.ceilings", Numbers("ceilings", "c"))
     budgets = (
         sections.read_budgets(reader, fields["budgets"][1], "spec.ceilings.budgets")
         if "budgets" in fields
         else Budgets()
     )
-    return Ceilings(deny=tuple(found[Verdict.DENY]), ask=tuple(found[Verdict.ASK]), budgets=budgets)
+    return Ceilings(deny=rules.deny, ask=rules.ask, budgets=budgets)
 
 
 def _role(reader: Reader, name: str, node: Node) -> Rules:
     fields = reader.mapping(node, f"spec.roles.{name}", KEYS["role"])
-    found: dict[Verdict, tuple[Rule, ...]] = {}
-    start = 1
-    for verdict in (Verdict.ALLOW, Verdict.ASK, Verdict.DENY):
-        if verdict.value in fields:
-            place = fields[verdict.value][1]
-            what = f"spec.roles.{name}.{verdict}"
-            found[verdict] = tuple(reader.rules(place, what, verdict, f"role {name}", f"{name}.", start))
-            start += len(getattr(place, "items", ()))
-    return Rules(
-        allow=found.get(Verdict.ALLOW, ()), ask=found.get(Verdict.ASK, ()), deny=found.get(Verdict.DENY, ())
-    )
+    return reader.rule_lists(fields, f"spec.roles.{name}", Numbers(f"role {name}", f"{name}."))

@@ -7,12 +7,11 @@ from typing import Final
 
 from ringfence.policy import sections
 from ringfence.policy.actions import applies
-from ringfence.policy.manifest_types import Approvals, Budgets, Manifest, Restart, Rules, Run, SandboxSpec
+from ringfence.policy.manifest_types import Approvals, Budgets, Manifest, Restart, Run, SandboxSpec
 from ringfence.policy.problems import ManifestError, Problem
-from ringfence.policy.reader import Fields, Reader, header
-from ringfence.policy.rules import Rule, parse_rule, rule_for, same_rule, select_rules
+from ringfence.policy.reader import Fields, Numbers, Reader, header
+from ringfence.policy.rules import Rule, Rules, parse_rule, rule_for, same_rule, select_rules
 from ringfence.policy.strict_yaml import Node
-from ringfence.policy.types import Verdict
 from ringfence.policy.units import Rate
 
 __all__ = [
@@ -118,18 +117,7 @@ def _permissions(reader: Reader, node: Node | None) -> tuple[Rules, tuple[str, .
     roles = (
         sections.read_names(reader, fields["roles"][1], "spec.permissions.roles") if "roles" in fields else ()
     )
-    found: dict[Verdict, list[Rule]] = {}
-    start = 1
-    for verdict in (Verdict.ALLOW, Verdict.ASK, Verdict.DENY):
-        found[verdict] = []
-        if verdict.value in fields:
-            place = fields[verdict.value][1]
-            what = f"spec.permissions.{verdict}"
-            found[verdict] = reader.rules(place, what, verdict, "manifest", "r", start)
-            start += len(getattr(place, "items", ()))
-    rules = Rules(
-        allow=tuple(found[Verdict.ALLOW]), ask=tuple(found[Verdict.ASK]), deny=tuple(found[Verdict.DENY])
-    )
+    rules = reader.rule_lists(fields, "spec.permissions", Numbers("manifest", "r"))
     reader.problems.extend(never_matching((*rules.allow, *rules.ask), rules.deny))
     return rules, roles
 

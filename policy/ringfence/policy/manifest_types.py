@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ringfence.policy.problems import Problem
-from ringfence.policy.rules import Rule
+from ringfence.policy.rules import Rule, Rules
 from ringfence.policy.units import Rate
 
 
@@ -39,21 +39,6 @@ class SandboxSpec:
     disk_bytes: int = 1 << 30
     timeout_s: float = 7200.0
     mounts: tuple[Mount, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """Rules by verdict, each in the order of the file."""
-
-    allow: tuple[Rule, ...] = ()
-    ask: tuple[Rule, ...] = ()
-    deny: tuple[Rule, ...] = ()
-
-    def __iter__(self) -> Iterator[Rule]:
-        yield from (*self.allow, *self.ask, *self.deny)
-
-    def __len__(self) -> int:
-        return len(self.allow) + len(self.ask) + len(self.deny)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,27 +93,21 @@ class TreePattern:
         return isinstance(other, TreePattern) and cover_pieces(self.pieces, other.pieces)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UrlPattern:
-    """A pattern of scheme, host labels, port, path segments and, in allow rules, query parameters."""
+    """A pattern of scheme, host labels, port, path segments and, in allow rules, query parameters.
 
-    __slots__ = ("labels", "path", "port", "query", "scheme", "text")
+    Attributes:
+        port: `:8080`, `:*` for any, or empty for the scheme's own.
+        query: one pattern for each parameter, in order; None where the query is ignored.
+    """
 
-    def __init__(
-        self,
-        *,
-        scheme: str,
-        labels: tuple[Piece, ...],
-        port: str,
-        path: tuple[Piece, ...],
-        query: tuple[Segment, ...] | None,
-        text: str,
-    ) -> None:
-        self.scheme: Final = scheme
-        self.labels: Final = labels
-        self.port: Final = port
-        self.path: Final = path
-        self.query: Final = query
-        self.text: Final = text
+    scheme: str
+    labels: tuple[Piece, ...]
+    port: str
+    path: tuple[Piece, ...]
+    query: tuple[Segment, ...] | None
+    text: str
 
     def permits(self, subject: object) -> bool:
         """Whether an allow rule applies."""
@@ -126,7 +120,9 @@ class UrlPattern:
             and self._permits_query(subject.query)
         )
 
-    forbids = permits
+    def forbids(self, subject: object) -> bool:
+        """Whether a deny or ask rule applies."""
+        return self.permits(subject)
 
     def _permits_query(self, query: str | None) -> bool:
         if self.query is None:

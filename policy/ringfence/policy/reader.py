@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from ringfence.policy.canonical import check_text
 from ringfence.policy.problems import ManifestError, PatternError, Problem
-from ringfence.policy.rules import Rule, read_rule
+from ringfence.policy.rules import Label, Rule, Rules, read_rule
 from ringfence.policy.strict_yaml import Items, Node, Scalar, Table, kind, parse_yaml
 from ringfence.policy.types import Verdict
 from ringfence.policy.units import Rate, parse_count, parse_duration, parse_rate, parse_size
@@ -18,6 +18,20 @@ MAX_RULES: Final = 1000
 _MAX_VALUE: Final = 1 << 50
 
 Fields = dict[str, tuple[Scalar, Node]]
+
+
+class Numbers:
+    """Numbers the rules of one origin: `r1`, `r2` and so on."""
+
+    def __init__(self, origin: str, prefix: str) -> None:
+        self.origin: Final = origin
+        self._prefix: Final = prefix
+        self._count = 0
+
+    def next(self) -> str:
+        """The next id."""
+        self._count += 1
+        return f"{self._prefix}{self._count}"
 
 
 class Reader:
@@ -168,34 +182,32 @@ class Reader:
         shown = f"`{node.text}`" if isinstance(node, Scalar) and node.text else kind(node)
         self.wrong(node, f"`{what}` is {shown}", fix)
 
-    def rules(
-        self, node: Node, what: str, verdict: Verdict, origin: str, prefix: str, start: int
-    ) -> list[Rule]:
-        """A list of rules; those with a problem are left out. Ids are the prefix and a number that counts from `start`."""
+    def rules(self, node: Node, what: str, verdict: Verdict, numbers: Numbers) -> tuple[Rule, ...]:
+        """A list of rules; those with a problem are left out."""
         found: list[Rule] = []
         items = self.items(node, what)
         if len(items) > MAX_RULES:
             self.wrong(
-                node,
-                f"`{what}` has {len(items)} rules",
-                f"at most {MAX_RULES} are accepted; use `**` patterns",
+                node, f"`{what}` has {len(items)} rules", f"at most {MAX_RULES} are accepted; use `**`"
             )
-            return []
-        for number, item in enumerate(items, start):
+            return ()
+        for item in items:
+            label = Label(id=numbers.next(), verdict=verdict, origin=numbers.origin)
             key, value = self._rule_parts(item)
-            if key is None:
-                continue
-            rule = read_rule(
-                key,
-                value,
-                verdict=verdict,
-                rule_id=f"{prefix}{number}",
-                origin=origin,
-                problems=self.problems,
-            )
+            rule = None if key is None else read_rule(key, value, label, self.problems)
             if rule is not None:
                 found.append(rule)
-        return found
+        return tuple(found)
+
+    def rule_lists(self, fields: Fields, what: str, numbers: Numbers) -> Rules:
+        """The lists `allow`, `ask` and `deny` of a section, numbered in this order."""
+        found = {
+            verdict: self.rules(fields[verdict.value][1], f"{what}.{verdict}", verdict, numbers)
+            if verdict.value in fields
+            else ()
+            for verdict in (Verdict.ALLOW, Verdict.ASK, Verdict.DENY)
+        }
+        return Rules(allow=found[Verdict.ALLOW], ask=found[Verdict.ASK], deny=found[Verdict.DENY])
 
     def _rule_parts(self, item: Node) -> tuple[Scalar | None, Node | None]:
         if isinstance(item, Scalar) and isinstance(item.value, str) and item.text:

@@ -170,10 +170,16 @@ def _postgres(reader: Reader, base: ResourceDecl, node: Node, nodes: Mapping[str
         if "dsn" in nodes:
             reader.wrong(nodes["dsn"], f"`{base.name}` has both `dsn` and `embedded`", "keep one of them")
         if _EMBEDDED.fullmatch(base.name) is None:
-            reader.wrong(node, f"`{base.name}` can't name an embedded database", "use lower-case letters, digits and `_`")
+            reader.wrong(
+                node,
+                f"`{base.name}` can't name an embedded database",
+                "use lower-case letters, digits and `_`",
+            )
         return replace(base, embedded=True)
     if "dsn" not in nodes:
-        reader.wrong(node, f"the resource `{base.name}` has no `dsn`", "add `dsn: {secret: NAME}` or `embedded: true`")
+        reader.wrong(
+            node, f"the resource `{base.name}` has no `dsn`", "add `dsn: {secret: NAME}` or `embedded: true`"
+        )
         return base
     dsn = _text_or_secret(reader, nodes["dsn"], f"{base.name}.dsn")
     if isinstance(dsn, str) and dsn and _URL_DSN.fullmatch(dsn) is None and "=" not in dsn:

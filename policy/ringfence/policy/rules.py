@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -75,6 +75,30 @@ class Rule:
         """The patterns as objects that decide."""
         kind = self.kind
         return tuple(compile_pattern(kind, text) for text in self.patterns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Rules by verdict, each in the order of the file."""
+
+    allow: tuple[Rule, ...] = ()
+    ask: tuple[Rule, ...] = ()
+    deny: tuple[Rule, ...] = ()
+
+    def __iter__(self) -> Iterator[Rule]:
+        yield from (*self.allow, *self.ask, *self.deny)
+
+    def __len__(self) -> int:
+        return len(self.allow) + len(self.ask) + len(self.deny)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """What a rule is given besides its text: its id, its verdict and where it stands."""
+
+    id: str
+    verdict: Verdict
+    origin: str = "manifest"
 
 
 def same_rule(one: Rule, other: Rule) -> bool:
@@ -181,7 +205,7 @@ def parse_rule(
         else:
             value = Scalar(line=1, column=at, text=raw, value=raw)
     problems: list[Problem] = []
-    rule = read_rule(key, value, verdict=Verdict(verdict), rule_id=rule_id, origin=origin, problems=problems)
+    rule = read_rule(key, value, Label(id=rule_id, verdict=Verdict(verdict), origin=origin), problems)
     if rule is None:
         raise ManifestError(problems, "rule")
     return rule
@@ -203,15 +227,7 @@ def _reparse(raw: str, at: int) -> Node:
         raise ManifestError(moved, "rule") from error
 
 
-def read_rule(
-    key: Scalar,
-    value: Node | None,
-    *,
-    verdict: Verdict,
-    rule_id: str,
-    origin: str,
-    problems: list[Problem],
-) -> Rule | None:
+def read_rule(key: Scalar, value: Node | None, label: Label, problems: list[Problem]) -> Rule | None:
     """Read a rule from its nodes; on a problem, add it and return None. `value` is None where there is no pattern."""
     before = len(problems)
     action = key.text
@@ -223,7 +239,7 @@ def read_rule(
     patterns: list[str] = []
     for place, text in _pattern_texts(key, value, problems):
         try:
-            pattern = compile_rule_pattern(action, text, verdict)
+            pattern = compile_rule_pattern(action, text, label.verdict)
         except PatternError as error:
             problems.append(
                 Problem(line=place.line, column=place.column, message=error.message, fix=error.fix)
@@ -234,12 +250,12 @@ def read_rule(
     if len(problems) > before or not patterns:
         return None
     return Rule(
-        id=rule_id,
-        verdict=verdict,
+        id=label.id,
+        verdict=label.verdict,
         action_pattern=action,
         patterns=tuple(patterns),
         text=render(action, patterns),
-        origin=origin,
+        origin=label.origin,
         line=key.line,
         column=key.column,
     )
@@ -304,9 +320,12 @@ def _pattern_texts(key: Scalar, value: Node | None, problems: list[Problem]) -> 
         return [(value, value.text)]
     if isinstance(value, Items):
         return wrong(value, f"`{key.text}` takes one pattern, not a list", f"{form}, one rule for each")
-    if kind == "table":
-        return _table_texts(value, wrong)
-    list_key = _LIST_KEYS.get(key.text.partition(".")[0], "names" if kind == "name" else "")
+    return _table_texts(value, wrong) if kind == "table" else _list_texts(key, value, form, wrong)
+
+
+def _list_texts(key: Scalar, value: Table, form: str, wrong: _Wrong) -> list[tuple[Node, str]]:
+    """The names in `{models: [...]}` and the like."""
+    list_key = _LIST_KEYS.get(key.text.partition(".")[0], "names" if kind_of(key.text) == "name" else "")
     if not list_key:
         return wrong(value, f"`{key.text}` takes a pattern, not a mapping", form)
     texts: list[tuple[Node, str]] = []

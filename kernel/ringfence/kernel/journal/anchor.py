@@ -1,8 +1,9 @@
 """Signed heads of the audit chain, kept outside the database.
 
-Every line of the anchor file is one JSON object: time, kernel, chain, pos and hash of the kernel's own chain, the digest of the heads
-of agents' chains recorded up to there, the SHA-256 of the line before, and an Ed25519 signature over the rest. Whoever
-rewrites the database and all its hashes lacks the key; whoever has the file, or a copy shipped elsewhere, sees it.
+Every line of the anchor file is one JSON object: time, kernel, chain, pos and hash of the kernel's own chain,
+the digest of the heads of agents' chains recorded up to there, the SHA-256 of the line before, and an Ed25519
+signature over the rest. Whoever rewrites the database and all its hashes lacks the key; whoever has the file,
+or a copy shipped elsewhere, sees it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     load_pem_public_key,
 )
-
 from ringfence.kernel.journal.types import Entry, JournalError, Phase, Row
 from ringfence.kernel.journal.verifier import HEADS_ACTION, write_heads
 
@@ -102,6 +102,11 @@ class Anchor:
         self._own: tuple[int, bytes] | None = None
         self._lock = asyncio.Lock()
 
+    @property
+    def tail(self) -> str:
+        """SHA-256 of the file's last line as this kernel knows it; empty: there is none."""
+        return self._previous
+
     async def run(self, journal: Journal, store: Store, every_s: float = EVERY_S) -> None:
         """Sign heads now and then, until cancelled.
 
@@ -118,9 +123,10 @@ class Anchor:
             await asyncio.sleep(every_s)
 
     async def sign_heads(self, journal: Journal, store: Store) -> AnchorLine | None:
-        """Record every head that moved since the last time on the kernel's own chain, and sign that chain's head.
+        """Record heads that moved on the kernel's own chain, and sign that chain's head.
 
-        The first time it looks at all chains of the database: a kernel that was killed signed nothing at its end.
+        The first time it looks at all chains of the database: a kernel that was killed signed nothing at its
+        end.
 
         Returns:
             The line added to the file, which is on disk; None: nothing moved.
@@ -172,8 +178,11 @@ class Anchor:
         }
 
 
-def read_anchors(path: Path, public_key: Ed25519PublicKey) -> Iterator[AnchorLine]:
+def read_anchors(path: Path, public_key: Ed25519PublicKey) -> Iterator[tuple[AnchorLine, str]]:
     """Read an anchor file and check its signatures and its own chain of lines.
+
+    Yields:
+        Each line with the SHA-256 of its text.
 
     A last line without its end is one that a crash cut off: it was never promised, and is left out.
 
@@ -200,7 +209,7 @@ def read_anchors(path: Path, public_key: Ed25519PublicKey) -> Iterator[AnchorLin
             if line.previous != previous:
                 raise AnchorError(f"a line before line {nr} of the anchor file was changed or taken out")
             previous = hashlib.sha256(text).hexdigest()
-            yield line
+            yield line, previous
 
 
 def load_public_key(path: Path) -> Ed25519PublicKey:

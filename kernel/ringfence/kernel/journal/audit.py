@@ -15,7 +15,6 @@ from ringfence.kernel.journal.verifier import Bad, Verifier
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
     from ringfence.kernel.journal.store import Store
     from ringfence.kernel.journal.writer import Journal
 
@@ -54,7 +53,7 @@ async def verify_store(store: Store, anchor: Anchor, journal: Journal | None = N
     Raises:
         Unavailable: the database is away.
     """
-    return await verify(store, anchor.path, anchor.public_key, journal=journal)
+    return await verify(store, anchor.path, anchor.public_key, journal=journal, tail=anchor.tail)
 
 
 async def verify(
@@ -63,14 +62,18 @@ async def verify(
     public_key: Ed25519PublicKey | None,
     *,
     journal: Journal | None = None,
+    tail: str = "",
 ) -> AuditReport:
-    """Read all rows and check chains, signed heads and anchors. Memory holds a page of rows and 40 bytes a signed head.
+    """Read all rows and check chains, signed heads and anchors.
+
+    Memory holds a page of rows and 40 bytes a signed head.
 
     Args:
         store: the database.
         anchor_path: the anchor file, or a copy of it; None: only the chains and the heads recorded in them.
         public_key: what its lines are signed with.
         journal: a running journal; rows it knows to be durable must be there too.
+        tail: SHA-256 of a line that the anchor file must hold; empty: none.
 
     Raises:
         Unavailable: the database is away.
@@ -79,7 +82,7 @@ async def verify(
     # Promises are collected before the rows are read, so that rows written meanwhile break none.
     for chain, (pos, digest) in (journal.heads() if journal is not None else {}).items():
         verifier.expect(chain, pos, digest)
-    anchors = _expect_anchors(verifier, anchor_path, public_key)
+    anchors = _expect_anchors(verifier, anchor_path, public_key, tail)
     if verifier.first_bad is None:
         async for row in store.audit():
             verifier.feed(row)
@@ -97,7 +100,8 @@ def verify_file(
 
     Args:
         path: JSON lines as `export` makes them.
-        anchor_path: an anchor file to check it against as well. It names kernels' chains, so the file must hold these.
+        anchor_path: an anchor file to check it against as well. It names kernels' chains, so the file must
+            hold these.
         public_key: what its lines are signed with.
 
     Returns:
@@ -113,9 +117,10 @@ def verify_file(
     try:
         for document in _documents(path, verifier):
             row = row_of(document)
-            if row.chain != last and "previous" in document:
+            if row.chain != last and "since" in document:
                 partial += 1
-                verifier.begin_at(row.chain, row.pos - 1, bytes.fromhex(document["previous"]))
+                previous = document.get("previous")
+                verifier.begin_part(row.chain, row.pos - 1, None if previous is None else _hex(previous))
             last = row.chain
             verifier.feed(row)
             if verifier.first_bad is not None:
@@ -135,8 +140,8 @@ async def export(
     Args:
         store: the database.
         chain: an agent's key, or minus a kernel's; None: all.
-        since: only what was recorded from the first call on that started then or later. The first record of a chain then
-            carries the hash of the one before it, so that the part can be checked.
+        since: only what was recorded from the first call on that started then or later. A chain's first record
+            then carries the hash of the one before it, so that the part can be checked.
 
     Raises:
         Unavailable: the database is away.
@@ -145,9 +150,11 @@ async def export(
     last: int | None = None
     async for row in store.audit(chain, moment):
         document = document_of(row)
-        if moment is not None and row.chain != last and row.pos > 1:
+        if moment is not None and row.chain != last:
+            document["since"] = moment.isoformat()
             before = await store.hash_at(row.chain, row.pos - 1)
-            document |= {"previous": before.hex(), "since": moment.isoformat()}
+            if before is not None:
+                document["previous"] = before.hex()
         last = row.chain
         yield document
 
@@ -217,9 +224,19 @@ def row_of(document: Mapping[str, Any]) -> StoredRow:
         same = document_of(row) == {key: document[key] for key in document if key not in _PART_KEYS}
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _NotARecord("it is no audit record", place) from error
-    if not same or any(type(document[name]) is not int for name in _NUMBERS):
+    typed = all(type(document[name]) is int for name in _NUMBERS) and all(
+        type(document[name]) is str for name in _TEXTS
+    )
+    if not (same and typed):
         raise _NotARecord("its parts contradict each other: it was changed", place)
     return row
+
+
+def _hex(text: object) -> bytes:
+    try:
+        return bytes.fromhex(text) if isinstance(text, str) else b""
+    except ValueError:
+        return b""
 
 
 class _NotARecord(ValueError):
@@ -252,17 +269,21 @@ def _documents(path: Path, verifier: Verifier) -> Iterator[dict[str, Any]]:
 
 
 def _expect_anchors(
-    verifier: Verifier, path: Path | None, public_key: Ed25519PublicKey | None
+    verifier: Verifier, path: Path | None, public_key: Ed25519PublicKey | None, tail: str = ""
 ) -> int:
-    if path is None or public_key is None or not path.exists():
+    if path is None or public_key is None:
         return 0
     count = 0
+    found = not tail
     try:
-        for line in read_anchors(path, public_key):
+        for line, digest in read_anchors(path, public_key) if path.exists() else ():
             verifier.expect(line.chain, line.pos, line.hash)
             count += 1
+            found = found or digest == tail
     except AnchorError as error:
         verifier.fail(0, 0, str(error))
+    if not found:
+        verifier.fail(0, 0, "lines that this kernel signed are missing from the anchor file")
     return count
 
 

@@ -1,10 +1,12 @@
 """The hash chain over journal rows. No I/O.
 
-hash = SHA-256(previous hash ‖ image of the row); the first row's previous hash is SHA-256("ringfence:" + chain number).
+hash = SHA-256(previous hash ‖ image of the row); the first row's previous hash is SHA-256("ringfence:" +
+chain number).
 
-The image is every column but the hash in table order, each as a 4-byte big-endian length and its bytes: numbers big-endian
-in two's complement of the column's width, texts in UTF-8. Framed lengths leave no two rows with one image. It is also the way
-PostgreSQL's binary COPY writes these columns, so a row is packed once for both.
+The image is every column but the hash in table order, each as a 4-byte big-endian length and its bytes:
+numbers big-endian in two's complement of the column's width, texts in UTF-8. Framed lengths leave no two rows
+with one image. It is also the way PostgreSQL's binary COPY writes these columns, so a row is packed once for
+both.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def framed_word(text: str) -> bytes:
     return framed(text.encode())
 
 
-def fixed_image(  # noqa: PLR0913 - the columns themselves
+def fixed_image(
     chain: int,
     pos: int,
     step: int,

@@ -1,4 +1,4 @@
-"""Rows on their way to the database: checked when they are handed in, packed by hand when they are written. No I/O.
+"""Rows on their way to the database: checked when handed in, packed by hand when written. No I/O.
 
 Hand packing takes about 1 µs a row instead of about 10 µs with per-value dumpers.
 """

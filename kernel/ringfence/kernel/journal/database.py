@@ -1,4 +1,4 @@
-"""The way to the database: named statements, the connection pool, and errors turned into the journal's own."""
+"""The way to the database: named statements, the pool, and errors turned into the journal's own."""
 
 from __future__ import annotations
 

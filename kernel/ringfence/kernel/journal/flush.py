@@ -1,6 +1,7 @@
 """One flush: a batch of rows and their atomic work in one transaction on a wire.
 
-Small batches go in one round trip through `journal_append`; larger ones and atomic work lock and check first, then COPY.
+Small batches go in one round trip through `journal_append`; larger ones and atomic work lock and check first,
+then COPY.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 SMALL_ROWS_MAX = 8
 
 PREPARED = (
-    "row_type", "began", "end_session", "begin", "rollback", "append", "append_one", "append_own", "check", "heads", "hash_at", "lock_one", "hold", "lock",
-    "record", "advance", "checkpoint",
+    "row_type", "began", "end_session", "begin", "rollback", "append", "append_one", "append_own", "check",
+    "heads", "hash_at", "lock_one", "hold", "lock", "record", "advance", "checkpoint",
 )  # fmt: skip
 
 
@@ -182,7 +183,7 @@ class Flush:
         return attempt
 
     async def _append(self, attempt: Attempt) -> dict[int, tuple[int, bool]] | None:
-        """Check and insert in one round trip. Returns None when it inserted, else the truth about each agent."""
+        """Check and insert in one round trip. None: it inserted; else the truth about each agent."""
         epochs = _epochs(attempt.pending)
         if epochs is None:
             return await self._check_only(attempt.pending)
@@ -192,8 +193,8 @@ class Flush:
             return None
         kernel, fence = int8(self.kernel), int8(self.fence)
         if len(attempt.heads) == 1:
-            # One agent, the commonest small batch: a third less work for the server than `append`. A pipeline without
-            # begin is one transaction, and each statement in it sees what the lock waited for.
+            # One agent, the commonest small batch: a third less work for the server than `append`. A pipeline
+            # without begin is one transaction, and each statement in it sees what the lock waited for.
             key, epoch = next(iter(epochs.items()))
             expected = None if epoch is None else int8(epoch)
             results = await self.wire.pipeline(
@@ -242,7 +243,7 @@ class Flush:
                     head = self.heads[row.chain]
                     pending.done = work.apply(change, head.agent, row.step)
                 _finish(pending)
-            except Exception as error:  # noqa: BLE001 - `finish` is the caller's code: its error is that caller's alone
+            except Exception as error:  # noqa: BLE001 - `finish` is the caller's: so is its error
                 work.undo(undo)
                 _fail(pending, error)
             else:
@@ -284,7 +285,7 @@ def _finished(batch: list[Pending]) -> list[Pending]:
     for pending in batch:
         try:
             _finish(pending)
-        except Exception as error:  # noqa: BLE001 - `finish` is the caller's code: its error is that caller's alone
+        except Exception as error:  # noqa: BLE001 - `finish` is the caller's: so is its error
             _fail(pending, error)
         else:
             kept.append(pending)

@@ -32,7 +32,7 @@ class Version(NamedTuple):
 class StateWork:
     """The changes of one transaction over locked keys.
 
-    INVARIANT: `_held` is what the table will hold once `changed` is written, so a change sees the ones before it.
+    INVARIANT: `_held` is what the table holds once `changed` is written, so a change sees the ones before it.
     """
 
     changed: list[Version] = field(default_factory=list[Version])
@@ -49,7 +49,7 @@ class StateWork:
         return self._held.get(key) or Held(key, 0, False, "")
 
     def put(self, key: str, value: bytes | None, agent: str, step: int) -> int:
-        """Write a key, or delete it with None; returns its version. Deleting what has no value changes nothing."""
+        """Write a key, or delete it with None; returns its version. Deleting nothing changes nothing."""
         now = self.current(key)
         if value is None and not now.live:
             return now.version

@@ -149,7 +149,7 @@ class AgentStore(StoreBase):
         return await self._all("agents.branches", BranchRecord, {"agent": key})
 
     async def add_branch(self, key: AgentKey, parent: int, cut_step: int) -> BranchRecord:
-        """Start a branch whose prefix is the parent's journal up to and with `cut_step`, and make it the agent's.
+        """Start a branch and make it the agent's; its prefix is the parent's journal through `cut_step`.
 
         Raises:
             Unavailable: the database is away.

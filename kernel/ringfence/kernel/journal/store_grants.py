@@ -71,8 +71,8 @@ class GrantStore(NotifyStore):
     async def revoke(self, key: AgentKey, grant_ids: Sequence[str] | None) -> tuple[int, list[GrantRecord]]:
         """Take permissions away and move the agent's policy epoch.
 
-        Once it returns, no call decided under an older epoch can commit its intent, on any kernel. What was under way is
-        settled when the owner acknowledges the epoch: see `wait_acked`.
+        Once it returns, no call decided under an older epoch can commit its intent, on any kernel. What was
+        under way is settled when the owner acknowledges the epoch: see `wait_acked`.
 
         Args:
             key: the agent.
@@ -99,7 +99,8 @@ class GrantStore(NotifyStore):
         """Use up one of a grant's uses.
 
         Returns:
-            Uses left; None: it isn't limited. -1: none was left, or the grant is revoked or unknown: it gives no right.
+            Uses left; None: it isn't limited. -1: none was left, or the grant is revoked or unknown: it gives
+            no right.
 
         Raises:
             Unavailable: the database is away.
@@ -121,17 +122,17 @@ class GrantStore(NotifyStore):
         """
         await self._tuple("grants.ack", {"agent": key, "epoch": epoch, "report": Jsonb(dict(report))})
 
-    async def wait_acked(self, key: AgentKey, epoch: int, timeout: float) -> dict[str, Any] | None:
+    async def wait_acked(self, key: AgentKey, epoch: int, timeout_s: float) -> dict[str, Any] | None:
         """Wait until the agent's owner has acknowledged an epoch.
 
         Args:
             key: the agent.
             epoch: what `revoke` returned.
-            timeout: longest wait in seconds.
+            timeout_s: longest wait.
 
         Returns:
-            The owner's report. A report with `owner_lost` comes from a takeover. None: no kernel owns the agent, or its
-            owner's lease has run out, so it can commit nothing and start nothing.
+            The owner's report. A report with `owner_lost` comes from a takeover. None: no kernel owns the
+            agent, or its owner's lease has run out, so it can commit nothing and start nothing.
 
         Raises:
             TimeoutError: a living owner has not acknowledged it in time: the right may still be in use.
@@ -143,7 +144,7 @@ class GrantStore(NotifyStore):
             if not payload or json.loads(payload).get("agent") == key:
                 woken.set()
 
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout_s
         listener = self.listen([CHANNEL_ACK], on_ack)
         try:
             while True:
@@ -158,7 +159,7 @@ class GrantStore(NotifyStore):
                     return None
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise TimeoutError(f"the owner has not acknowledged epoch {epoch} within {timeout:g} s")
+                    raise TimeoutError(f"the owner has not acknowledged epoch {epoch} within {timeout_s:g} s")
                 # The poll finds what a lost notification or a lapsed lease doesn't announce.
                 try:
                     await asyncio.wait_for(woken.wait(), min(left, ACK_POLL_S))

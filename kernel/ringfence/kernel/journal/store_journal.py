@@ -16,7 +16,7 @@ FIRST_POS = 0
 
 
 class JournalStore(StoreBase):
-    """The part of the store that reads the journal. Long readings come in pages and hold no connection in between."""
+    """The part of the store that reads the journal: in pages, with no connection held in between."""
 
     async def steps(self, key: AgentKey, *, after_step: int = 0, limit: int = 1000) -> list[StoredRow]:
         """List intents and outcomes of the steps after `after_step`, in the order they were written.
@@ -81,8 +81,8 @@ class JournalStore(StoreBase):
         """Count what an agent has spent over all its branches.
 
         Returns:
-            max_step; steps, with refused ones; calls that were allowed; destructive and external ones among these; denied;
-            unfinished (intents without outcome, which count as calls).
+            max_step; steps, with refused ones; calls that were allowed; destructive and external ones among
+            these; denied; unfinished (intents without outcome, which count as calls).
 
         Raises:
             Unavailable: the database is away.
@@ -115,16 +115,21 @@ class JournalStore(StoreBase):
 
         Args:
             chain: an agent's key, or minus a kernel's; None: all.
-            since: only rows whose call started then or later.
+            since: of each chain only what was recorded from the first call on that started then or later.
 
         Raises:
             Unavailable: the database is away.
         """
-        since_us = -(1 << 62) if since is None else int(since.timestamp() * 1_000_000)
         for one in await self.chains() if chain is None else [chain]:
             pos = FIRST_POS
+            if since is not None:
+                moment = {"chain": one, "since_us": int(since.timestamp() * 1_000_000)}
+                row = await self._tuple("journal.first_since", moment)
+                if row is None or row[0] is None:
+                    continue
+                pos = row[0] - 1
             while True:
-                values = {"chain": one, "pos": pos, "since_us": since_us, "limit": PAGE_ROWS}
+                values = {"chain": one, "pos": pos, "limit": PAGE_ROWS}
                 rows = await self._all("journal.audit_chain", stored_row, values)
                 for row in rows:
                     yield row
@@ -140,8 +145,46 @@ class JournalStore(StoreBase):
         """
         return await self._all("journal.chains", _chain, {})
 
+    async def heads(self) -> dict[int, tuple[int, bytes]]:
+        """Read position and hash of the last row of every chain.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        heads = await self._all("journal.heads", _head, {})
+        return {chain: (pos, digest) for chain, pos, digest in heads}
+
+    async def hash_at(self, chain: int, pos: int) -> bytes | None:
+        """Read the hash of one row; None: there is no such row.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        row = await self._tuple("journal.hash_at", {"chain": chain, "pos": pos})
+        return None if row is None else bytes(row[0])
+
+    async def add_anchor(
+        self, kernel: int, pos: int, digest: bytes, heads_digest: bytes, signature: bytes
+    ) -> None:
+        """Keep a copy of a signed anchor for people to look at; what counts is the file.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        values = {
+            "kernel": kernel,
+            "pos": pos,
+            "hash": digest,
+            "heads_digest": heads_digest,
+            "signature": signature,
+        }
+        await self._tuple("journal.anchor", values)
+
     async def state_get(self, key: str) -> StateVersion | None:
-        """Read the current version of a key; None: it never existed. A deleted key has a version and no value.
+        """Read the current version of a key; a deleted key has a version and no value.
+
+        Returns:
+            None: it never existed.
 
         Raises:
             Unavailable: the database is away.
@@ -203,6 +246,10 @@ class JournalStore(StoreBase):
 
 def _effect(effect_id: str, step: int, outcome: str) -> tuple[str, int, str]:
     return effect_id, step, outcome
+
+
+def _head(chain: int, pos: int, hash: bytes) -> tuple[int, int, bytes]:  # noqa: A002 - the column's name
+    return chain, pos, bytes(hash)
 
 
 def _chain(chain: int) -> int:

@@ -94,8 +94,9 @@ class KernelStore(StoreBase):
     async def claim_agents(self, kernel: KernelKey, fence: int) -> list[AgentRecord]:
         """Take over every agent that hasn't ended and that no living kernel owns.
 
-        That is: never owned, released, its owner's lease run out, or its owner a dead predecessor of this kernel (same
-        host, boot and data directory). Old owners are fenced, and the agents' epochs count as acknowledged.
+        That is: never owned, released, its owner's lease run out, or its owner a dead predecessor of this
+        kernel (same host, boot and data directory). Old owners are fenced, and the agents' epochs count as
+        acknowledged.
 
         Returns:
             The agents, now owned by `kernel`, in key order.

@@ -1,4 +1,4 @@
-"""Notifications between kernels: wake-ups and revocations, nothing else, for each costs a global lock at commit."""
+"""Notifications between kernels: wake-ups and revocations only, for each takes a global lock at commit."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Callback = Callable[[str, str], None]
 class Listener:
     """One connection that listens, with a task that keeps it alive.
 
-    The callback gets (channel, payload). After every (re)connect it gets each channel once with an empty payload:
-    whatever was announced meanwhile is lost, so look for yourself.
+    The callback gets (channel, payload). After every (re)connect it gets each channel once with an empty
+    payload: whatever was announced meanwhile is lost, so look for yourself.
     """
 
     def __init__(self, dsn: str, channels: Sequence[str], callback: Callback) -> None:

@@ -56,7 +56,7 @@ class StateConflict(JournalError):
 
 
 class BadRow(JournalError):
-    """The row can't be stored: a text holds NUL or a lone surrogate, a number is out of range, or the body is too large."""
+    """The row can't be stored: NUL or a lone surrogate in a text, a number out of range, or too large."""
 
 
 class Damaged(JournalError):

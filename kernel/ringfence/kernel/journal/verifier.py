@@ -1,7 +1,7 @@
 """Checks rows against their chains and against heads that were signed. No I/O, and memory for heads alone.
 
-Chains come in ascending order, so kernels' own (negative) ones come first: their `audit.heads` rows say where the agents' chains
-have to pass. A newer kernel signs the heads of older ones, and has the smaller number.
+Chains come in ascending order, so kernels' own (negative) ones come first: their `audit.heads` rows say where
+the agents' chains have to pass. A newer kernel signs the heads of older ones, and has the smaller number.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Marks:
 
 
 class Verifier:
-    """Takes rows in order of chain and position, and finds the first that is removed, changed, added or reordered.
+    """Takes rows by chain and position, and finds the first that is removed, changed, added or reordered.
 
     Attributes:
         rows: rows that fitted.
@@ -58,9 +58,10 @@ class Verifier:
         self._pos = 0
         self._hash = b""
         self._due: dict[int, bytes] = {}
+        self._part = False
 
     def expect(self, chain: int, pos: int, digest: bytes) -> None:
-        """Demand that a chain has a record at `pos` with this hash. Position 0 is the beginning of every chain."""
+        """Demand that a chain has a record at `pos` with this hash. Position 0 begins every chain."""
         if len(digest) != HASH_BYTES or (self._chain is not None and chain <= self._chain):
             self.fail(chain, pos, "a signed head names a chain out of order or no hash")
         elif pos > 0:
@@ -68,12 +69,16 @@ class Verifier:
             marks.positions.append(pos)
             marks.hashes += digest
 
-    def begin_at(self, chain: int, pos: int, previous: bytes) -> None:
-        """Let the next chain start after `pos` instead of at its beginning: for a part that was exported."""
+    def begin_part(self, chain: int, pos: int, previous: bytes | None) -> None:
+        """Let a chain start after `pos` instead of at its beginning.
+
+        For a file that is a part by its own words. Chains that have no record in such a file may have had theirs before.
+        """
+        self._part = True
         self._begin(chain)
-        self._pos, self._hash = pos, previous
-        for due in [at for at in self._due if at <= pos]:
-            del self._due[due]
+        if previous is not None and len(previous) == HASH_BYTES:
+            self._pos, self._hash = pos, previous
+            self._due = {at: digest for at, digest in self._due.items() if at > pos}
 
     def feed(self, row: StoredRow) -> None:
         """Check the next row."""
@@ -99,7 +104,9 @@ class Verifier:
             )
             return
         if self._due.pop(row.pos, digest) != digest:
-            self.fail(row.chain, row.pos, "the record is not the one that was signed: the chain was rewritten")
+            self.fail(
+                row.chain, row.pos, "the record is not the one that was signed: the chain was rewritten"
+            )
             return
         self._pos, self._hash = row.pos, digest
         self.rows += 1
@@ -109,7 +116,7 @@ class Verifier:
     def finish(self) -> None:
         """Say that no rows follow."""
         self._end()
-        if self.first_bad is None and self._marks:
+        if self._marks and not self._part:
             chain = min(self._marks)
             self.fail(chain, 1, "the whole chain is missing, though its head was signed")
 
@@ -125,7 +132,7 @@ class Verifier:
             return
         # Chains between the last one and this one have no rows at all.
         absent = [number for number in self._marks if number < chain]
-        if absent:
+        if absent and not self._part:
             self.fail(min(absent), 1, "the whole chain is missing, though its head was signed")
             return
         self._chain, self._pos, self._hash = chain, 0, genesis(chain)

@@ -1,6 +1,7 @@
-"""One connection of the journal's writer, driven by hand: prepared statements, pipelines and COPY with one reader callback.
+"""One connection of the journal's writer, driven by hand.
 
-psycopg opens and secures the connection; its own waiting costs more than the journal's whole work on a lone row.
+It runs prepared statements, pipelines and COPY, with one reader callback for all. psycopg opens and secures the connection; its own waiting costs more than the journal's whole work on a lone
+row.
 """
 
 from __future__ import annotations

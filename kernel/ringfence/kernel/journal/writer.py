@@ -1,12 +1,15 @@
 """The journal's writer: grouped commits.
 
-While a flush is in flight everything that is handed in queues; the next flush takes it all. There is no linger: a lone caller
-waits for one commit. A flush is one transaction (see flush.py); callers are answered after it committed.
+While a flush is in flight everything that is handed in queues; the next flush takes it all. There is no
+linger: a lone caller waits for one commit. A flush is one transaction (see flush.py); callers are answered
+after it committed.
 
-A connection lost in the middle leaves open whether the batch committed. The next connection ends the old session, then looks for
-the batch's last row by position and hash: there, the batch counts as committed; not there, it is written again.
+A connection lost in the middle leaves open whether the batch committed. The next connection ends the old
+session, then looks for the batch's last row by position and hash: there, the batch counts as committed; not
+there, it is written again.
 
-INVARIANT: for a chain in `_heads` only this task of this kernel writes rows, in an order fixed before they are sent.
+INVARIANT: for a chain in `_heads` only this task of this kernel writes rows, in an order fixed before they
+are sent.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ _CHAIN_KEY = "journal_pkey"
 # Serialization failure and deadlock: the same again will do.
 _AGAIN = frozenset({"40001", "40P01"})
 # Classes of what no single row is to blame for: resources, operator, system, read-only, no such table.
-_NOT_THE_ROW = ("53", "54000", "55", "57", "58", "25", "42", "08", "XX")
+_NOT_THE_ROW = ("53", "55", "57", "58", "25", "42", "08", "XX")
 
 
 class Journal:
@@ -82,22 +85,29 @@ class Journal:
         self.batches = 0
         self.rows = 0
 
+    @property
+    def own_chain(self) -> int:
+        """The kernel's own chain."""
+        return -self._kernel
+
     async def start(self) -> None:
         """Connect and load the head of the kernel's own chain.
 
         Raises:
             Unavailable: the database is away.
+            JournalError: it refuses what the journal needs, as a schema of another version does.
         """
-        self._loop = asyncio.get_running_loop()
         self._heads[-self._kernel] = Head(0, b"", "")
         try:
             await self._connect()
-        except (Lost, Refused) as error:
+        except Lost as error:
             raise Unavailable(f"the database is not available: {error}") from error
+        except Refused as error:
+            raise JournalError(f"the database can't be used: {error}") from error
         self._task = asyncio.create_task(self._run(), name="ringfence journal")
 
     async def stop(self) -> None:
-        """Write what is queued, as far as the database lets it, and disconnect. Appends then raise Unavailable."""
+        """Write what is queued, as far as the database lets it, and disconnect. Appends fail from then on."""
         self._stopping = True
         self._wake.set()
         if self._task is not None:
@@ -111,12 +121,13 @@ class Journal:
 
         Returns:
             Resolves once the row is durable, with StateDone for a StateChange, else None. Fails with:
-            EpochMoved, the policy epoch is another one now; OwnerMoved, this kernel may not write for the agent;
-            StateConflict, what the atomic change read is no longer current; BadRow, the row can't be stored;
-            Unavailable, the database did not come back in time or the queue is full. After Unavailable a row that was
-            under way may still turn out to be written.
+            EpochMoved, the policy epoch is another one now; OwnerMoved, this kernel may not write for the
+            agent; StateConflict, what the atomic change read is no longer current; BadRow, the row can't be
+            stored; Unavailable, the database did not come back in time or the queue is full. A row decided
+            under an epoch that was under way may then still turn out to be written; a row without epoch is
+            not given up once it was sent.
         """
-        future: asyncio.Future[Any] = self._loop.create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._stopping or self._task is None:
             future.set_exception(Unavailable("the journal is stopped"))
         elif entry.row.chain not in self._heads:
@@ -137,7 +148,7 @@ class Journal:
         return future
 
     async def room(self) -> None:
-        """Wait until the queue is below its soft bound. Who reads calls off a network awaits this before the next one."""
+        """Wait until the queue is below its soft bound: before reading the next call off a network."""
         await self._room.wait()
 
     async def adopt(self, agent: AgentKey) -> None:
@@ -148,7 +159,7 @@ class Journal:
         """
         if self._stopping or self._task is None:
             raise Unavailable("the journal is stopped")
-        future: asyncio.Future[None] = self._loop.create_future()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._adoptions.append((agent, future))
         self._wake.set()
         try:
@@ -181,7 +192,7 @@ class Journal:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            if not await self._connected(None):
+            if not await self._connected([]):
                 continue
             if self._adoptions:
                 await self._adopt_waiting()
@@ -190,7 +201,7 @@ class Journal:
                 await self._write(batch)
 
     def _take(self) -> list[Pending]:
-        """Take the next batch off the queue; what nobody waits for any more or may not be written stays behind."""
+        """Take the next batch off the queue, without what nobody waits for or what may not be written."""
         batch: list[Pending] = []
         size = 0
         while self._queue and len(batch) < BATCH_ROWS_MAX and size < BATCH_BYTES_MAX:
@@ -245,40 +256,38 @@ class Journal:
 
     async def _write_or_bisect(self, batch: list[Pending]) -> None:
         for _ in range(REWRITES_MAX):
-            if not await self._connected(batch):
+            if not await self._connected(batch) or await self._try(batch):
                 return
-            flush = self._flush
-            if flush is None:
-                continue
-            flush.attempts = self._attempts
-            try:
-                if self._attempts:
-                    found = await flush.committed()
-                    if found is not None:
-                        self._settle(flush, found)
-                        return
-                batch = [pending for pending in batch if not pending.future.done()]
-                if not batch:
-                    return
-                written = await flush.write(batch)
-            except Lost:
-                await self._disconnect()
-                continue
-            except Refused as error:
-                if error.sqlstate in _AGAIN:
-                    continue
-                if error.sqlstate == _UNIQUE and error.constraint == _CHAIN_KEY:
-                    # An earlier attempt arrived after all, or another writer was here: look again.
-                    await self._reload()
-                    continue
-                await self._refused(batch, error)
-                return
-            if written is not None:
-                self._settle(flush, written)
-            return
         _fail(batch, Unavailable("the database did not take the rows after several tries"))
 
-    async def _refused(self, batch: list[Pending], error: Refused) -> None:
+    async def _try(self, batch: list[Pending]) -> bool:
+        """Write a batch once, unless an earlier try turns out to have committed. False: try again."""
+        flush = self._flush
+        if flush is None:
+            return False
+        flush.attempts = self._attempts
+        try:
+            written = await flush.committed()
+            if written is None:
+                waiting = [pending for pending in batch if not pending.future.done()]
+                written = await flush.write(waiting) if waiting else None
+        except Lost:
+            await self._disconnect()
+            return False
+        except Refused as error:
+            return await self._refused(batch, error)
+        if written is not None:
+            self._settle(flush, written)
+        return True
+
+    async def _refused(self, batch: list[Pending], error: Refused) -> bool:
+        """Deal with a refusal, of which nothing is committed. False: try again."""
+        if error.sqlstate in _AGAIN:
+            return False
+        if error.sqlstate == _UNIQUE and error.constraint == _CHAIN_KEY:
+            # An earlier try arrived after all, or another writer was here: look again.
+            await self._reload()
+            return False
         if error.sqlstate.startswith(_NOT_THE_ROW):
             _fail(batch, Unavailable(f"the database can't commit: {error}"))
         elif len(batch) == 1:
@@ -288,6 +297,7 @@ class Journal:
             middle = len(batch) // 2
             await self._write_or_bisect(batch[:middle])
             await self._write_or_bisect(batch[middle:])
+        return True
 
     def _settle(self, flush: Flush, attempt: Attempt) -> None:
         flush.adopt_attempt(attempt)
@@ -307,8 +317,8 @@ class Journal:
         except (Lost, Refused):
             await self._disconnect()
 
-    async def _connected(self, batch: list[Pending] | None) -> bool:
-        """Make sure there is a connection. False: none within patience, and the batch has failed."""
+    async def _connected(self, batch: list[Pending]) -> bool:
+        """Make sure there is a connection. False: there is none, and nothing is left that waits for one."""
         delay = RECONNECT_FIRST_S
         started = time.monotonic()
         while self._flush is None or self._flush.wire.lost:
@@ -316,20 +326,35 @@ class Journal:
             try:
                 await self._connect()
             except (Unavailable, Lost, Refused) as error:
-                self._fail_queue(f"the database is not available: {error}", older_than=self._patience_s)
-                waited = time.monotonic() - started
-                if batch is not None and waited > self._patience_s:
-                    _fail(batch, Unavailable(f"the database is not available: {error}"))
-                    return False
-                if batch is None and not self._queue and not self._adoptions:
-                    return False
-                if self._stopping and batch is None:
-                    self._fail_queue("the database is not available", older_than=None)
-                    self._fail_adoptions()
+                why = f"the database is not available: {error}"
+                if time.monotonic() - started > self._patience_s:
+                    self._give_up(batch, why)
+                self._fail_queue(why, older_than=0 if self._stopping else self._patience_s)
+                if not self._waited_for(batch):
                     return False
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, RECONNECT_MAX_S)
         return True
+
+    def _give_up(self, batch: list[Pending], why: str) -> None:
+        """Fail what has waited long enough.
+
+        A row that no revocation concerns tells of something that has happened. Once it was sent, its caller
+        is not told that it failed, for it would write it again: it waits until its fate is known, or the
+        journal stops.
+        """
+        sent = {id(pending) for attempt in self._attempts for pending in attempt.pending}
+        for pending in batch:
+            if self._stopping or pending.entry.epoch is not None or id(pending) not in sent:
+                _fail([pending], Unavailable(why))
+
+    def _waited_for(self, batch: list[Pending]) -> bool:
+        """Whether anyone still waits for the database."""
+        while self._adoptions and (self._stopping or self._adoptions[0][1].done()):
+            _, future = self._adoptions.popleft()
+            if not future.done():
+                future.set_exception(Unavailable("the journal is stopped"))
+        return bool(self._queue or self._adoptions) or any(not pending.future.done() for pending in batch)
 
     async def _connect(self) -> None:
         wire = await Wire.connect(self._dsn)
@@ -359,12 +384,6 @@ class Journal:
             _fail([pending], Unavailable(why))
         if not self._queue:
             self._room.set()
-
-    def _fail_adoptions(self) -> None:
-        while self._adoptions:
-            _, future = self._adoptions.popleft()
-            if not future.done():
-                future.set_exception(Unavailable("the database is not available"))
 
 
 def _fail(batch: list[Pending], error: BaseException) -> None:

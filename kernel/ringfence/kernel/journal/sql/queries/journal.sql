@@ -65,8 +65,11 @@ order by step, pos desc limit %(limit)s
 select chain, pos, phase, step, branch, lane, lane_step, action, resource, effect, verdict, outcome, digest, effect_id,
     started_us, duration_us, body, hash
 from journal
-where chain = %(chain)s and pos > %(pos)s and started_us >= %(since_us)s
+where chain = %(chain)s and pos > %(pos)s
 order by pos limit %(limit)s
+
+-- name: first_since
+select min(pos) from journal where chain = %(chain)s and started_us >= %(since_us)s
 
 -- name: chains
 -- All chains in ascending order, by skipping along the primary key; kernels' own, being negative, come first.
@@ -76,8 +79,13 @@ with recursive c (chain) as (
     select (select j.chain from journal j where j.chain > c.chain order by j.chain limit 1) from c where c.chain is not null)
 select chain from c where chain is not null order by chain
 
--- name: head
-select pos, hash from journal where chain = %(chain)s order by pos desc limit 1
+-- name: heads
+with recursive c (chain) as (
+    (select chain from journal order by chain limit 1)
+    union all
+    select (select j.chain from journal j where j.chain > c.chain order by j.chain limit 1) from c where c.chain is not null)
+select c.chain, h.pos, h.hash
+from c cross join lateral (select pos, hash from journal j where j.chain = c.chain order by pos desc limit 1) h
 
 -- name: hash_at
 select hash from journal where chain = %(chain)s and pos = %(pos)s
@@ -85,6 +93,3 @@ select hash from journal where chain = %(chain)s and pos = %(pos)s
 -- name: anchor
 insert into anchors (kernel, pos, hash, heads_digest, signature)
 values (%(kernel)s, %(pos)s, %(hash)s, %(heads_digest)s, %(signature)s) on conflict do nothing
-
--- name: anchors
-select kernel, pos, hash from anchors order by kernel, pos

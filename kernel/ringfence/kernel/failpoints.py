@@ -1,8 +1,8 @@
 """Named places where fault tests stop the kernel, so that it can be killed from outside right there.
 
 Off unless `RINGFENCE_FAILPOINTS` names a directory. A call that reaches the failpoint `http.post:after_effect` looks
-for a file of that name there; if it exists, the call writes `http.post:after_effect.hit` beside it and waits until the
-file is gone or the kernel is killed.
+for a file of that name there; if it exists, the call adds its agent to `http.post:after_effect.hit` beside it and waits
+until the file is gone or the kernel is killed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ class Failpoints:
         """Whether any failpoint may stop this process."""
         return self._directory is not None
 
-    async def reach(self, name: str) -> None:
-        """Stop here while a file of this name exists."""
+    async def reach(self, name: str, who: str = "") -> None:
+        """Stop here while a file of this name exists; leaves a line with `who` in its `.hit` file."""
         if self._directory is None:
             return
         armed = self._directory / name
         if not armed.exists():
             return
         hit = self._directory / f"{name}.hit"
-        hit.touch()
+        with hit.open("a", encoding="utf-8") as file:
+            file.write(f"{who}\n")
         while armed.exists():  # noqa: ASYNC110 - a test's file is the only signal that survives kill -9
             await asyncio.sleep(_POLL_S)

@@ -155,7 +155,7 @@ class Flight:
     async def failpoint(self, name: str) -> None:
         """A named place where fault tests kill the kernel."""
         if self._core.failpoints.enabled:
-            await self._core.failpoints.reach(f"{self.row.action}:{name}")
+            await self._core.failpoints.reach(f"{self.row.action}:{name}", self.thread.id)
 
     async def check_live(self) -> None:
         """Look at the policy epoch and the lease once more, right before an effect."""

@@ -141,7 +141,7 @@ class Processes:
         running = _Running(door=door, pumps=pumps)
         running.alive.set()
         self._running[thread.key] = running
-        await self.set_state(thread, "running", started_at=datetime.now(UTC))
+        await self.set_state(thread, "running", started_at=datetime.now(UTC), ended_at=None, exit_code=None)
         await self._core.event(
             thread.key, "agent.start", thread.id, generation=thread.generation, restarts=thread.restarts
         )

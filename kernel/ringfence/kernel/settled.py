@@ -45,7 +45,7 @@ class Answer:
 
 
 class _Body(msgspec.Struct):
-    result: msgspec.Raw | None = None
+    result: msgspec.Raw = msgspec.Raw(b"null")
     artifact: str | None = None
     error: dict[str, Any] | None = None
     grants: list[str] = []
@@ -72,9 +72,7 @@ async def answer_from(row: StoredRow, blobs: Blobs, purged: frozenset[str]) -> A
         except BlobError as error:
             lost = f"the recorded result of step {row.step} can't be read: {error}; restore the artifact directory"
             return Answer(step=row.step, failure=AuditChainBroken(lost), replayed=True)
-    return Answer(
-        step=row.step, result=bytes(body.result) if body.result is not None else b"null", replayed=True
-    )
+    return Answer(step=row.step, result=bytes(body.result), replayed=True)
 
 
 def error_payload(error: SyscallError) -> bytes:

@@ -65,8 +65,6 @@ class Kernel:
         thread = self.core.threads.get(record.key)
         if thread is not None:
             return thread
-        if record.owner is not None and record.owner != self.core.kernel:
-            raise not_here(record.id)
         if not await self.core.store.take_agent(record.key, self.core.kernel):
             raise not_here(record.id)
         return await self.ownership.adopt(record)

@@ -25,7 +25,7 @@ from ringfence.kernel.server.wire import Context, aio, rpc
 from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
 from ringfence.syscalls.codec import arguments_from_message, result_to_message
-from ringfence.syscalls.errors import BadCredential, InvalidRequest
+from ringfence.syscalls.errors import BadCredential, Internal, InvalidRequest
 from ringfence.syscalls.table import Row
 from ringfence.v1 import syscalls_pb2 as pb
 
@@ -149,16 +149,14 @@ class AgentDoor:
         if len(call.lane) > 256:  # noqa: PLR2004
             answer = Answer(step=0, failure=InvalidRequest("the lane's id is too long"))
         else:
-            answer = await self._dispatcher.call(
-                self._thread,
-                Request(
-                    lane=call.lane,
-                    lane_step=call.step,
-                    action=call.action,
-                    raw=call.arguments,
-                    deadline_ms=call.deadline_ms,
-                ),
+            request = Request(
+                lane=call.lane,
+                lane_step=call.step,
+                action=call.action,
+                raw=call.arguments,
+                deadline_ms=call.deadline_ms,
             )
+            answer = await self._answer(request)
         reply = pb.Reply(id=call.id, step=answer.step, replayed=answer.replayed)
         if answer.failure is not None:
             failure = answer.failure
@@ -174,6 +172,15 @@ class AgentDoor:
         if answer.park:
             await self._on_park(self._thread, answer.park)
 
+    async def _answer(self, request: Request) -> Answer:
+        try:
+            return await self._dispatcher.call(self._thread, request)
+        except Exception:
+            # A bug must reach the agent as an answer: one that never comes would hold it for ever.
+            log.exception("bug in the path of %s of %s", request.action[:64], self._thread.id)
+            text = "a bug in Ringfence stopped this call; the kernel's log has the details"
+            return Answer(step=0, failure=Internal(text))
+
     # -- unary ----------------------------------------------------------------------------------------------------
 
     def _unary(self, row: Row) -> Callable[[Message, Context], Awaitable[Message | None]]:
@@ -187,7 +194,7 @@ class AgentDoor:
             raw = arguments_from_message(row, message)[1]
             lane, lane_step = self._place(row.action, raw)
             request = Request(lane=lane, lane_step=lane_step, action=row.action, raw=raw)
-            task = asyncio.create_task(self._dispatcher.call(self._thread, request))
+            task = asyncio.create_task(self._answer(request))
             answer = await asyncio.shield(task)
             if answer.failure is not None:
                 if answer.park:

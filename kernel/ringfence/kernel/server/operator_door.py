@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from google.protobuf import message_factory
 from google.protobuf.message import Message
-from google.protobuf.message_factory import GetMessageClass as message_class
 from ringfence.kernel.journal.types import JournalError
 from ringfence.kernel.operations import agents, history, house, rights, submit
 from ringfence.kernel.operations.kernel import Kernel
@@ -104,6 +104,10 @@ def to_problem(error: Exception) -> Problem:
     return Problem(text, exit_code=1, reason="Internal")
 
 
+def _serialize_part(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
 class OperatorDoor:
     """Serves operators on a socket that only this kernel's own user can open."""
 
@@ -116,7 +120,9 @@ class OperatorDoor:
         server = aio.server(options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20)))
         handlers: dict[str, Any] = {}
         for method in pb.DESCRIPTOR.services_by_name["OperatorService"].methods:
-            handlers[method.name] = self._handler(method.name, message_class(method.input_type))
+            handlers[method.name] = self._handler(
+                method.name, message_factory.GetMessageClass(method.input_type)
+            )
         server.add_generic_rpc_handlers((rpc.method_handlers_generic_handler(SERVICE, handlers),))
         before = os.umask(0o177)
         try:
@@ -145,8 +151,9 @@ class OperatorDoor:
         if name == "Submit":
             return rpc.stream_unary_rpc_method_handler(self._submit, request_class.FromString, serialize)
         if name in MANY:
-            any_part: Any = Message.SerializeToString
-            return rpc.unary_stream_rpc_method_handler(self._many(name), request_class.FromString, any_part)
+            return rpc.unary_stream_rpc_method_handler(
+                self._many(name), request_class.FromString, _serialize_part
+            )
         return rpc.unary_unary_rpc_method_handler(self._unary(name), request_class.FromString, serialize)
 
     def _unary(self, name: str) -> Callable[[Any, Context], Awaitable[pb.Document | None]]:

@@ -69,7 +69,7 @@ class WorkspaceReader:
                 os.close(self.tree.open(lexical, openat.PATH if follow else openat.LOOK))
             except OSError as error:
                 if error.errno == errno.ELOOP:
-                    return links.resolve(self.tree, lexical, follow=follow)
+                    return _same_spelling(links.resolve(self.tree, lexical, follow=follow))
                 if error.errno == errno.ENOENT and not path.isascii():
                     self._check_spelling(path, lexical)
                 if error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.EACCES}:
@@ -116,8 +116,7 @@ class WorkspaceReader:
             fd = self.tree.open(path, openat.FILE)
             try:
                 facts = os.fstat(fd)
-                if not stat.S_ISREG(facts.st_mode):
-                    raise not_a_file(path, facts.st_mode)
+                check_file(path, facts)
                 size = max(0, min(limit or max_bytes, max_bytes, facts.st_size - offset))
                 if only_below is not None and size > only_below:
                     return None
@@ -152,8 +151,7 @@ class WorkspaceReader:
             raise workspace_error(error, path) from error
         if facts is None:
             return None
-        if not stat.S_ISREG(facts.st_mode):
-            raise not_a_file(path, facts.st_mode)
+        check_file(path, facts)
         return _info(path, facts, "")
 
     def version(self, path: str) -> tuple[int, str]:
@@ -313,6 +311,13 @@ class WorkspaceReader:
             raise workspace_error(error, path) from error
 
 
+def _same_spelling(path: str) -> str:
+    """Refuse a link to a name that could not have been asked for: it would be a second spelling for policy."""
+    if normalise(path) != path:
+        raise BadNameError(f"`{shown(path)}` stands on the disk in another Unicode form than NFC; rename it")
+    return path
+
+
 def _entry(fd: int, directory: str, name: str) -> PathInfo | None:
     try:
         facts = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -333,10 +338,20 @@ def _info(path: str, facts: os.stat_result, target: str) -> PathInfo:
     )
 
 
-def not_a_file(path: str, mode: int) -> WorkspaceError:
-    """The refusal of something that is no regular file where one is needed."""
-    if stat.S_ISDIR(mode):
-        return WorkspaceError("InvalidRequest", f"`{shown(path)}` is a directory; name a file in it")
-    return WorkspaceError(
-        "InvalidRequest", f"`{shown(path)}` is not a regular file; only files can be used like this"
-    )
+def check_file(path: str, facts: os.stat_result) -> None:
+    """Make sure that something is a regular file with one name.
+
+    Raises:
+        WorkspaceError: it is not.
+    """
+    if stat.S_ISDIR(facts.st_mode):
+        raise WorkspaceError("InvalidRequest", f"`{shown(path)}` is a directory; name a file in it")
+    if not stat.S_ISREG(facts.st_mode):
+        raise WorkspaceError("InvalidRequest", f"`{shown(path)}` is not a regular file; name one that is")
+    # INVARIANT: all that enters a workspace is a copy, so a second name was put there by somebody else, and what it names
+    # may lie outside.
+    if facts.st_nlink > 1:
+        raise WorkspaceError(
+            "InvalidRequest",
+            f"`{shown(path)}` is a hard link with another name elsewhere; remove it or copy it",
+        )

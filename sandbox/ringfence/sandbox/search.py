@@ -155,7 +155,7 @@ class Search:
                 continue
             if not visible(path):
                 self._withheld += 1
-            elif self._full() or not self._look(path):
+            elif self._over() or not self._look(path):
                 return self._matches, self._withheld, True
         return self._matches, self._withheld, False
 
@@ -164,8 +164,15 @@ class Search:
             return True
         return matches(self._pattern, tuple(path[len(self._top) + 1 :].split("/")))
 
-    def _full(self) -> bool:
-        return len(self._matches) >= self._limit or self._bytes > _MOST_BYTES or self._stop()
+    def _over(self) -> bool:
+        return self._bytes > _MOST_BYTES or self._stop()
+
+    def _add(self, match: SearchMatch) -> bool:
+        """Add one match; False: the limit leaves it out."""
+        if len(self._matches) >= self._limit:
+            return False
+        self._matches.append(match)
+        return True
 
     def _count(self, size: int) -> None:
         self._bytes += size
@@ -173,8 +180,7 @@ class Search:
     def _look(self, path: str) -> bool:
         """Add the matches of one file; False: there would have been more."""
         if not self._needle:
-            self._matches.append(SearchMatch(path=path, line=0, text=""))
-            return True
+            return self._add(SearchMatch(path=path, line=0, text=""))
         try:
             fd = self._tree.open(path, openat.FILE)
         except PermissionError:
@@ -183,13 +189,17 @@ class Search:
         except OSError:  # a link, or gone meanwhile: nothing of it can match
             return True
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
+            facts = os.fstat(fd)
+            if not stat.S_ISREG(facts.st_mode):
+                return True
+            if facts.st_nlink > 1:  # what it names may lie outside
+                self._withheld += 1
                 return True
             with contextlib.closing(_lines(fd, self._needle, self._count)) as lines:
                 for number, line in lines:
-                    if self._full():
+                    shown = _shown(line, self._needle)
+                    if self._over() or not self._add(SearchMatch(path=path, line=number, text=shown)):
                         return False
-                    self._matches.append(SearchMatch(path=path, line=number, text=_shown(line, self._needle)))
         finally:
             os.close(fd)
         return True

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from ringfence.sandbox import content, openat
 from ringfence.sandbox.names import WORKSPACE, beneath, shown
-from ringfence.sandbox.reading import WorkspaceReader, not_a_file
+from ringfence.sandbox.reading import WorkspaceReader, check_file
 from ringfence.sandbox.records import PathInfo, ReadResult, SearchMatch, WorkspaceError, workspace_error
 from ringfence.sandbox.trees import copy_tree, extract_tar, make_tar
 
@@ -100,10 +100,11 @@ class Workspace(WorkspaceReader):
             fd = self.tree.open(path, openat.FILE)
         except FileNotFoundError:
             return None
-        mode = os.fstat(fd).st_mode
-        if not stat.S_ISREG(mode):
+        try:
+            check_file(path, os.fstat(fd))
+        except WorkspaceError:
             os.close(fd)
-            raise not_a_file(path, mode)
+            raise
         return fd
 
     def _dress(self, fd: int, old: int | None, mode: int) -> None:

@@ -6,6 +6,7 @@ import hashlib
 
 import msgspec
 from ringfence.sandbox import content
+from ringfence.sandbox.snapshots import PointManifest
 from ringfence.syscalls import fs_common
 from ringfence.syscalls.base import Call, Env, Plan, Question, Rerun
 from ringfence.syscalls.fs_common import Change
@@ -47,7 +48,10 @@ async def run(call: Call, arguments: Arguments) -> Result:
             digest = env.workspace.content_hash(path, arguments.data)
         expect[path] = content.file_fingerprint(_NEW_FILE_MODE if old is None else old.mode, digest)
         return Change(
-            paths=list(expect), expect=expect, effect=lambda: env.workspace.append(path, arguments.data)
+            paths=list(expect),
+            expect=expect,
+            effect=lambda: env.workspace.append(path, arguments.data),
+            extra={"path": path},
         )
 
     async with env.lock():
@@ -57,14 +61,14 @@ async def run(call: Call, arguments: Arguments) -> Result:
 
 async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
     """Say what became of an append that a crash cut off."""
-    env, path = call.env, call.plan.resource
-    # Only the directories above it can be there in part: the file itself is as it was when this finishes it.
-    settled = await fs_common.settle(call, lambda _: _append(env, path, arguments.data))
+    env = call.env
+
+    def finish(manifest: PointManifest) -> None:
+        # Only the directories above can be there in part: the file itself is as it was.
+        env.workspace.append(manifest.extra["path"], arguments.data)
+
+    settled = await fs_common.settle(call, finish)
     if isinstance(settled, Rerun):
         return settled
-    size, version = await fs_common.in_thread(lambda: env.workspace.version(path))
+    size, version = await fs_common.in_thread(lambda: env.workspace.version(settled.extra["path"]))
     return Result(size_bytes=size, version=version)
-
-
-def _append(env: Env, path: str, data: bytes) -> None:
-    env.workspace.append(path, data)

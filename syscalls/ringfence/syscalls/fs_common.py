@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from ringfence.sandbox import content
-from ringfence.sandbox.names import shown
+from ringfence.sandbox.names import parent, shown
 from ringfence.sandbox.records import PathInfo
 from ringfence.sandbox.snapshots import PointManifest, PointPath, SnapshotError
 from ringfence.sandbox.workspace import WorkspaceError
@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 FIRST_QUESTIONS = 20_000
 """Paths beneath a directory that a plan asks about; `run` asks about the rest under the workspace's lock."""
+_MOST_COVERS = 256  # paths that the journal names for one point
 _BATCH = 256  # questions between two turns of the event loop
 
 
@@ -200,7 +201,7 @@ async def protected(call: Call, prepare: Callable[[], Change]) -> Any:
         raise refusal(error) from error
     except SnapshotError as error:
         raise errors.SnapshotFailed(f"no rollback point, so nothing was changed: {error}") from error
-    call.add_point([entry.path for entry in manifest.paths], "workspace", manifest.size_bytes)
+    call.add_point(_covers(manifest), "workspace", manifest.size_bytes)
     await call.failpoint("before_effect")
     await call.check_live()
     try:
@@ -246,8 +247,17 @@ async def settle(call: Call, finish: Callable[[PointManifest], None]) -> PointMa
                     )
         except WorkspaceError as error:
             raise errors.OutcomeUnknown(f"can't tell whether step {call.step} happened: {error}") from error
-    call.add_point([entry.path for entry in manifest.paths], "workspace", manifest.size_bytes)
+    call.add_point(_covers(manifest), "workspace", manifest.size_bytes)
     return manifest
+
+
+def _covers(manifest: PointManifest) -> list[str]:
+    """What people see that a point covers: all paths, or the outermost ones where that would be too many."""
+    paths = [entry.path for entry in manifest.paths]
+    if len(paths) <= _MOST_COVERS:
+        return paths
+    known = set(paths)
+    return [path for path in paths if parent(path) not in known]
 
 
 def _compare(env: Env, manifest: PointManifest) -> tuple[bool, bool]:

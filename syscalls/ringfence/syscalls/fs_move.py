@@ -97,7 +97,7 @@ async def run(call: Call, arguments: Arguments) -> Result:
             paths=[*parents, *names, *targets],
             expect=lambda entries: _expected(entries, parents, source, moved.to),
             effect=lambda: env.workspace.move(source, moved.to),
-            extra={"to": moved.to},
+            extra={"path": source, "to": moved.to},
         )
 
     async with env.lock():
@@ -129,10 +129,10 @@ def _expected(
 async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
     """Say what became of a move that a crash cut off."""
     del arguments  # the point holds the paths
-    env, source = call.env, call.plan.resource
+    env = call.env
 
     def finish(manifest: PointManifest) -> None:
-        target: str = manifest.extra["to"]
+        source, target = manifest.extra["path"], manifest.extra["to"]
         # Where the file system can't rename without replacing, a file has both names for an instant.
         if env.workspace.fingerprint(target) == content.ABSENT:
             env.workspace.move(source, target)

@@ -6,6 +6,7 @@ import hashlib
 
 import msgspec
 from ringfence.sandbox import content
+from ringfence.sandbox.snapshots import PointManifest
 from ringfence.syscalls import errors, fs_common
 from ringfence.syscalls.base import Call, Env, Plan, Question, Rerun
 from ringfence.syscalls.fs_common import Change
@@ -51,7 +52,10 @@ async def run(call: Call, arguments: Arguments) -> Result:
         bits = mode if old is None else old.mode
         expect[path] = content.file_fingerprint(bits, hashlib.sha256(arguments.data).hexdigest())
         return Change(
-            paths=list(expect), expect=expect, effect=lambda: env.workspace.write(path, arguments.data, mode)
+            paths=list(expect),
+            expect=expect,
+            effect=lambda: env.workspace.write(path, arguments.data, mode),
+            extra={"path": path},
         )
 
     async with env.lock():
@@ -61,14 +65,13 @@ async def run(call: Call, arguments: Arguments) -> Result:
 
 async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
     """Say what became of a write that a crash cut off."""
-    env, path = call.env, call.plan.resource
-    mode = arguments.mode or _NEW_FILE_MODE
-    settled = await fs_common.settle(call, lambda _: _write(env, path, arguments.data, mode))
+    env = call.env
+
+    def finish(manifest: PointManifest) -> None:
+        env.workspace.write(manifest.extra["path"], arguments.data, arguments.mode or _NEW_FILE_MODE)
+
+    settled = await fs_common.settle(call, finish)
     if isinstance(settled, Rerun):
         return settled
-    size, version = await fs_common.in_thread(lambda: env.workspace.version(path))
+    size, version = await fs_common.in_thread(lambda: env.workspace.version(settled.extra["path"]))
     return Result(size_bytes=size, version=version)
-
-
-def _write(env: Env, path: str, data: bytes, mode: int) -> None:
-    env.workspace.write(path, data, mode)

@@ -135,25 +135,28 @@ class AsyncSession:
 
     async def _keep(self) -> None:
         """Keep a stream open until the session ends for good."""
-        while self._core.fatal is None:
-            failure: grpc.RpcError | None = None
-            try:
-                await self._connection()
-            except grpc.RpcError as error:
-                failure = error
-            except RingfenceError as error:
-                self._core.end(error)
-            except (
-                asyncio.CancelledError
-            ):  # also what gRPC raises where the kernel ends the stream with CANCELLED
-                if _cancelled_by_us():
-                    raise
-            except TimeoutError:
-                self._patience.detail = "no welcome"
-            if self._core.fatal is None:
-                await self._after_break(failure)
-        if not self._ready.done():
-            self._ready.set_result(None)
+        try:
+            while self._core.fatal is None:
+                await self._attempt()
+        finally:
+            if self._core.fatal is None:  # a bug or a foreign cancellation: nobody may wait for ever
+                self._core.end(KernelGone("the task that keeps the stream ended; start the agent again"))
+            if not self._ready.done():
+                self._ready.set_result(None)
+
+    async def _attempt(self) -> None:
+        """Open a stream and use it to its end, then wait where it is worth trying again."""
+        failure: grpc.RpcError | None = None
+        try:
+            await self._connection()
+        except grpc.RpcError as error:
+            failure = error
+        except TimeoutError:
+            self._core.end(wire.silent_error(self._settings))
+        except RingfenceError as error:
+            self._core.end(error)
+        if self._core.fatal is None:
+            await self._after_break(failure)
 
     async def _after_break(self, failure: grpc.RpcError | None) -> None:
         fatal = judge_break(self._core, self._patience, failure)
@@ -205,8 +208,3 @@ class AsyncSession:
     async def _write(self, call: Any) -> None:
         while True:
             await call.write(await self._outbox.get())
-
-
-def _cancelled_by_us() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -55,11 +55,30 @@ class _Link:
         self._queue.put(wire.hello_frame(settings))
         self._call: Iterator[StreamResponse] = open_stream(iter(self._queue.get, None))
         self.send = self._queue.put
-        alarm = threading.Timer(timeout_s, self.cancel)
+        self.welcome = self._welcomed(settings, timeout_s)
+
+    def _welcomed(self, settings: wire.Settings, timeout_s: float) -> Welcome:
+        """Wait for the first frame.
+
+        Raises:
+            KernelGone: nothing came in time.
+        """
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self.cancel()
+
+        alarm = threading.Timer(timeout_s, give_up)
         alarm.daemon = True
         alarm.start()
         try:
-            self.welcome: Welcome = self.receive().welcome
+            return self.receive().welcome
+        except grpc.RpcError:
+            self.close()
+            if late.is_set():
+                raise wire.silent_error(settings) from None
+            raise
         except BaseException:
             self.close()
             raise

@@ -132,6 +132,13 @@ def same_thread(first: Welcome, again: Welcome) -> bool:
     return (first.agent, first.thread, first.branch) == (again.agent, again.thread, again.branch)
 
 
+def silent_error(settings: Settings) -> RingfenceError:
+    """Give the error of a connection that is taken and never welcomed."""
+    return KernelGone(
+        f"something took the connection at `{settings.socket}` but never answered: see `ringfence status`"
+    )
+
+
 def closed_error() -> RingfenceError:
     """Give the error of a call after the end of the `boot` block."""
     return KernelGone("the connection is closed: the call came after the end of the `agent.boot()` block")

@@ -63,6 +63,7 @@ class TinyKernel:
         self.done: Counter[tuple[str, int]] = Counter()
         self.hellos: list[pb.Hello] = []
         self.receive_bytes = 64 << 20
+        self.silent = False
         self._journal: dict[tuple[str, int], pb.Reply] = {}
         self._mutex = threading.Lock()
         self._connections: list[Connection] = []
@@ -116,6 +117,10 @@ class TinyKernel:
         self.hellos.append(first.hello)
         if first.hello.token != TOKEN:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not the one of this start")
+        if self.silent:
+            context.add_callback(connection.end)
+            connection.out.get()
+            return
         self._connections.append(connection)
         reader = threading.Thread(target=self._read, args=(requests, connection), daemon=True)
         reader.start()

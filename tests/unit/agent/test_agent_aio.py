@@ -107,6 +107,14 @@ async def test_without_a_kernel_it_gives_up_in_time(kernel):
             pass
 
 
+async def test_a_kernel_that_never_welcomes_is_given_up(kernel):
+    kernel.silent = True
+    with pytest.raises(agent.KernelGone, match="never answered"):
+        async with agent.boot_async(patience_s=0.2):
+            pass
+    assert len(kernel.hellos) == 1
+
+
 async def test_an_old_token_is_refused_at_once(kernel, monkeypatch):
     monkeypatch.setenv("RINGFENCE_TOKEN", "old")
     with pytest.raises(agent.BadCredential, match="token"):
@@ -138,6 +146,36 @@ async def test_a_cancelled_caller_costs_the_others_nothing(kernel):
         await rf.now()
     assert len(kernel.hellos) == 1
     assert kernel.places() == [("0.0", 0), ("0", 0), ("0", 1)]
+
+
+async def test_a_cancelled_call_is_not_sent_again_after_a_break(kernel):
+    def intercept(connection, call) -> bool:
+        if call.action == "sleep":
+            return True
+        if len(kernel.hellos) == 1:
+            connection.abort()
+            return True
+        return False
+
+    kernel.intercept = intercept
+    async with agent.boot_async() as rf:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await rf.sleep(3600)
+        await rf.now()
+    assert [call.action for call in kernel.calls] == ["sleep", "now", "now"]
+
+
+async def test_a_stream_task_that_is_cancelled_from_outside_fails_the_calls(kernel):
+    kernel.intercept = lambda _connection, call: call.action == "sleep"
+    async with agent.boot_async() as rf:
+        task = asyncio.create_task(rf.sleep(3600))
+        await rf.now()
+        for other in asyncio.all_tasks():
+            if other.get_name() == "ringfence-stream":
+                other.cancel()
+        with pytest.raises(agent.KernelGone):
+            await task
 
 
 async def test_a_call_cancelled_before_it_was_written_leaves_the_stream_whole(kernel):

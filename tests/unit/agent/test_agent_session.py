@@ -155,6 +155,13 @@ def test_outside_a_sandbox_it_says_so(monkeypatch):
         pass
 
 
+def test_a_kernel_that_never_welcomes_is_given_up(kernel):
+    kernel.silent = True
+    with pytest.raises(agent.KernelGone, match="never answered"), agent.boot(patience_s=0.2):
+        pass
+    assert len(kernel.hellos) == 1
+
+
 def test_an_old_token_is_refused_at_once(kernel, monkeypatch):
     monkeypatch.setenv("RINGFENCE_TOKEN", "old")
     with pytest.raises(agent.BadCredential, match="token"), agent.boot():

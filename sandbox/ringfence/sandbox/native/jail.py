@@ -14,7 +14,7 @@ import socket
 import stat
 
 from ringfence.sandbox.native import linux
-from ringfence.sandbox.native.job import INSIDE_UID, UPPER_NAME, USERNS_FIX, WORK_NAME, Job, Refused, wall
+from ringfence.sandbox.native.job import INSIDE_UID, UPPER_NAME, USERNS_FIX, WORK_NAME, Job, wall
 
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/sbin")
 DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -110,7 +110,7 @@ def build(job: Job) -> None:
     with wall("bounded tmp", USERNS_FIX):
         size = min(job["disk_bytes"], max(_TMP_LEAST_BYTES, job["memory_bytes"] // 2))
         options = f"size={size},nr_inodes={_TMP_INODES},mode=1777"
-        linux.mount("tmpfs", f"{root}/tmp", "tmpfs", _PLAIN, options)
+        linux.mount("tmpfs", f"{root}/tmp", "tmpfs", _PLAIN, options)  # noqa: S108 - the sandbox's own
     with wall("own /proc", _PROC_FIX):
         _proc(root)
     for path in sorted(job["readonly"]):
@@ -227,7 +227,7 @@ def _workspace(root: str, job: Job) -> None:
             linux.umount(f"{layers}/{name}")
             os.rmdir(f"{layers}/{name}")
         os.rmdir(layers)
-    with wall("masks", "the paths to hide must be plain files or directories; deny the command otherwise"):
+    with wall("masks", "the paths to hide must not lead through links; report this"):
         _masks(root, job["masks"])
 
 
@@ -237,16 +237,32 @@ def _masks(root: str, masks: list[str]) -> None:
     os.mkdir(f"{root}/.mask", 0o700)
     _touch(f"{root}/.mask/file", 0)
     os.mkdir(f"{root}/.mask/directory", 0)
+    for name in ("file", "directory"):
+        linux.bind(f"{root}/.mask/{name}", f"{root}/.mask/{name}", _INERT)
     for path in sorted(masks):
-        target = f"{root}{path}"
-        # A path below a directory that is masked already is hidden with it; one that is absent needs no hiding.
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            mode = os.lstat(target).st_mode
-            if os.path.realpath(target) != os.path.realpath(root) + path:
-                raise Refused(f"the mask `{path}` leads through a link; hide what the link points to instead")
-            source = f"{root}/.mask/{'directory' if stat.S_ISDIR(mode) else 'file'}"
-            linux.mount(source, target, None, linux.MS_BIND)
-            linux.restrict_mount(target, _INERT)
+        # One that is absent, or lies below another mask, needs no hiding.
+        with contextlib.suppress(FileNotFoundError):
+            handle = _walk(root, path)
+            try:
+                kind = "directory" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file"
+                # By its handle even a link itself can be covered. The copy of a mount keeps its restrictions.
+                linux.mount(f"{root}/.mask/{kind}", f"/proc/self/fd/{handle}", None, linux.MS_BIND)
+            finally:
+                os.close(handle)
+
+
+def _walk(root: str, path: str) -> int:
+    """A handle on what stands at a path inside; never follows a link, so what is covered is what was named."""
+    handle = os.open(root, os.O_PATH | os.O_CLOEXEC)
+    names = path.strip("/").split("/")
+    for position, name in enumerate(names):
+        kind = os.O_DIRECTORY if position < len(names) - 1 else 0
+        try:
+            step = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC | kind, dir_fd=handle)
+        finally:
+            os.close(handle)
+        handle = step
+    return handle
 
 
 def _touch(path: str, mode: int = 0o444) -> None:

@@ -1,0 +1,381 @@
+"""exec.run: a command on an overlay of the workspace. Its changes are judged, then applied all or not at all.
+
+Only a command that ended by itself, whatever its exit status, changes the workspace; what the kernel ended (time, memory,
+disk) leaves nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from pathlib import Path
+
+import msgspec
+from ringfence.sandbox import changes as overlay
+from ringfence.sandbox.changes import Change, ChangesError, ChangeSet
+from ringfence.sandbox.names import WORKSPACE, shown
+from ringfence.sandbox.snapshots import PointManifest, SnapshotError
+from ringfence.sandbox.types import CommandResult, CommandSpec, ExitReason, SandboxError
+from ringfence.sandbox.workspace import WorkspaceError
+from ringfence.syscalls import errors, fs_common
+from ringfence.syscalls.base import Call, Effect, Env, Plan, Question, Rerun
+
+_ENDED_BY_ITSELF = {ExitReason.EXIT, ExitReason.SIGNAL}
+_MOST_ARGUMENT_BYTES = 128 << 10
+_PART_BYTES = 32 << 10
+_COMMIT_S = 5.0
+"""Part of the call's deadline kept back for judging and applying."""
+_LEAST_RUN_S = 0.1
+_MOST_RECORDED = 1000
+_MOST_COVERS = 256
+_KEPT_NAMES = frozenset({"PATH"})
+_KEPT_PREFIXES = ("LD_", "RINGFENCE_")
+
+
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Arguments of exec.run."""
+
+    argv: list[str] = []
+    cwd: str = ""
+    env: dict[str, str] = {}
+    stdin: bytes = b""
+    timeout_ms: int = 0
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Result of exec.run."""
+
+    exit_code: int = 0
+    stdout: bytes = b""
+    stderr: bytes = b""
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    changed: list[str] = []
+    reason: str = ""
+
+
+class _Record(msgspec.Struct, frozen=True):
+    """What the journal keeps before anything is applied.
+
+    Attributes:
+        point: rollback point that holds the change set, and before- and after-fingerprints of every path.
+        changes: the change set for people; only its size where it is very long.
+        base: fingerprint of each path before.
+    """
+
+    point: str
+    result: Result
+    changes: list[tuple[str, str]]
+    base: dict[str, str]
+    count: int
+
+
+def plan(arguments: Arguments, env: Env) -> Plan:
+    """Check the words and the working directory. A program given by path is asked about by its name too.
+
+    Raises:
+        InvalidRequest: nothing to run, or an environment that would change what the rules mean.
+    """
+    argv = arguments.argv
+    if not argv or not argv[0]:
+        raise errors.InvalidRequest("`argv` is empty; give a program and its arguments")
+    if any(len(os.fsencode(word)) >= _MOST_ARGUMENT_BYTES for word in argv):
+        raise errors.InvalidRequest(
+            f"an argument is longer than {_MOST_ARGUMENT_BYTES} bytes; pass it as `stdin` or in a file"
+        )
+    if arguments.timeout_ms < 0:
+        raise errors.InvalidRequest("`timeout_ms` is negative; leave it out for the sandbox's limit")
+    for name in arguments.env:
+        if not name or "=" in name:
+            raise errors.InvalidRequest(f"`{shown(name)}` is no name of an environment variable; rename it")
+        if name in _KEPT_NAMES or name.startswith(_KEPT_PREFIXES):
+            raise errors.InvalidRequest(
+                f"a call can't set `{name}`, which decides what program a rule allows; set it in the manifest's `run.env`"
+            )
+    cwd = fs_common.resolve(env, arguments.cwd or WORKSPACE)
+    words = tuple(argv)
+    questions = [Question(action="exec.run", resource=words)]
+    name = words[0].rpartition("/")[2]
+    if name != words[0]:
+        if not name:
+            raise errors.InvalidRequest(f"`{shown(words[0])}` is no program; give its name")
+        questions.append(Question(action="exec.run", resource=(name, *words[1:])))
+    return Plan(resource=shlex.join(argv), questions=tuple(questions), data=cwd)
+
+
+async def run(call: Call, arguments: Arguments) -> Result:
+    """Run the command, judge what it changed, and apply it behind a rollback point."""
+    scratch = _scratch(call)
+    async with call.env.lock():
+        try:
+            await fs_common.in_thread(lambda: _make_scratch(scratch))
+            ended = await _execute(call, arguments, scratch)
+            result = await fs_common.in_thread(lambda: _result(ended))
+            if ended.exit.reason not in _ENDED_BY_ITSELF:
+                return result
+            changes = await _judged(call, ended.upper)
+            if not changes:
+                return result
+            result = msgspec.structs.replace(result, changed=list(changes.paths()))
+            manifest = await _protect(call, ended.upper, changes)
+            await call.record(msgspec.json.encode(_record(call, result, changes, manifest)))
+            await call.failpoint("before_apply")
+            await call.check_live()
+            await _apply(call, ended.upper, changes, manifest)
+            await call.failpoint("after_apply")
+        except ChangesError as error:
+            raise errors.CallFailed(str(error)) from error
+        finally:
+            await fs_common.in_thread(lambda: overlay.discard(scratch), effect=True)
+    return result
+
+
+async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
+    """Say what became of a command that a crash cut off.
+
+    Nothing recorded: nothing was applied, so it is run again. Recorded: its changes are applied to the end. Recorded, but
+    neither applied nor there any more: the attempt was refused before its outcome could be kept, so it is run again.
+
+    Raises:
+        OutcomeUnknown: a path is neither as it was nor as the command left it, or the changes are lost.
+    """
+    del arguments  # the record and the point hold all
+    scratch = _scratch(call)
+    if call.progress is None:
+        await fs_common.in_thread(lambda: overlay.discard(scratch))
+        return Rerun.RERUN
+    record = msgspec.json.decode(call.progress, type=_Record)
+    async with call.env.lock():
+        manifest = await fs_common.in_thread(lambda: _load(call, record.point))
+        done, untouched = await fs_common.in_thread(lambda: _compare(call.env, manifest))
+        upper = scratch / "upper"
+        if untouched and not done and not upper.is_dir():
+            # Only the end of `run` removes the layer, so it refused or failed before anything was applied.
+            return Rerun.RERUN
+        if not done:
+            if not upper.is_dir():
+                raise errors.OutcomeUnknown(
+                    f"what step {call.step} was about to apply is lost; look at its paths and settle it with "
+                    "`ringfence resolve`"
+                )
+            if untouched:
+                # What was under way goes to its end; what had not begun needs its permission still.
+                await call.check_live()
+            changes = ChangeSet.from_json(manifest.extra["changes"])
+            try:
+                await fs_common.in_thread(lambda: _apply_all(call.env, upper, changes), effect=True)
+            except ChangesError as error:
+                raise errors.OutcomeUnknown(f"step {call.step} could not be finished: {error}") from error
+        call.add_point(_covers(manifest), "workspace", manifest.size_bytes)
+        await fs_common.in_thread(lambda: overlay.discard(scratch), effect=True)
+    return record.result
+
+
+def _scratch(call: Call) -> Path:
+    return call.env.scratch_root / f"p{call.step}"
+
+
+def _make_scratch(scratch: Path) -> None:
+    overlay.discard(scratch)
+    scratch.mkdir(mode=0o700, parents=True)
+
+
+async def _execute(call: Call, arguments: Arguments, scratch: Path) -> CommandResult:
+    env = call.env
+    wanted = arguments.timeout_ms / 1000 or env.limits.timeout_s
+    timeout_s = max(min(wanted, env.limits.timeout_s, call.deadline_s - _COMMIT_S), _LEAST_RUN_S)
+    try:
+        # INVARIANT: the lock is held, so what is hidden can't change between this list and the overlay.
+        masks = env.masked()
+    except WorkspaceError as error:
+        raise fs_common.refusal(error) from error
+    spec = CommandSpec(
+        agent=env.agent,
+        argv=arguments.argv,
+        env={**env.command_env, **arguments.env},
+        lower=env.workspace.root,
+        scratch=scratch,
+        cwd=call.plan.data,
+        masks=masks,
+        readonly=env.readonly,
+        uid=env.uid,
+        limits=dataclasses.replace(env.limits, timeout_s=timeout_s),
+        stdin=arguments.stdin,
+    )
+    try:
+        ended = await env.sandbox.run_command(spec)
+    except SandboxError as error:
+        raise errors.CallFailed(str(error)) from error
+    if ended.exit.reason is ExitReason.KILLED:
+        raise errors.CallFailed("the command's sandbox was ended from outside; nothing was applied")
+    return ended
+
+
+def _result(ended: CommandResult) -> Result:
+    stdout, stdout_bytes = _output(ended.stdout, ended.stdout_bytes)
+    stderr, stderr_bytes = _output(ended.stderr, ended.stderr_bytes)
+    return Result(
+        exit_code=ended.exit.code,
+        stdout=stdout,
+        stderr=stderr,
+        stdout_bytes=stdout_bytes,
+        stderr_bytes=stderr_bytes,
+        reason=ended.exit.reason.value,
+    )
+
+
+def _output(path: Path, written: int | None) -> tuple[bytes, int]:
+    """The first and the last part of a stream, and how much it was in all."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        total = size if written is None else written
+        file.seek(0)
+        if size <= 2 * _PART_BYTES:
+            return file.read(), total
+        head = file.read(_PART_BYTES)
+        file.seek(size - _PART_BYTES)
+        left_out = f"\n[ringfence: {total - 2 * _PART_BYTES} bytes left out]\n".encode()
+        return head + left_out + file.read(_PART_BYTES), total
+
+
+async def _judged(call: Call, upper: Path) -> ChangeSet:
+    """Read the change set and put every path of it to policy; one deny refuses all.
+
+    Raises:
+        Denied: a rule, or something that never enters a workspace.
+    """
+
+    def read() -> ChangeSet:
+        overlay.sync_upper(upper)
+        return overlay.read_changes(upper, call.env.workspace.root)
+
+    changes = await fs_common.in_thread(read)
+    for change in changes.changes:
+        _refuse_special(change)
+    questions = [Question(action="fs.write", resource=path) for path in changes.written]
+    questions += [Question(action="fs.delete", resource=path) for path in changes.removed]
+    await fs_common.require_all(call, questions)
+    if changes.removed:
+        call.raise_effect(Effect.DESTROY)
+    return changes
+
+
+def _refuse_special(change: Change) -> None:
+    if change.kind == "remove":
+        return
+    what = f"a {change.node}" if change.node not in {"file", "directory", "link"} else ""
+    if change.setid:
+        what = "a file with the set-user-id or set-group-id bit"
+    if what:
+        raise errors.Denied(
+            f"the command left {what} at `{shown(change.path)}`, which no workspace may hold; nothing was applied",
+            rule="",
+        )
+
+
+async def _protect(call: Call, upper: Path, changes: ChangeSet) -> PointManifest:
+    """Take the point, with what recovery needs to apply the changes to the end."""
+
+    def capture() -> PointManifest:
+        return call.env.snapshots.capture(
+            f"p{call.step}",
+            call.env.workspace,
+            changes.paths(),
+            expect=overlay.expected(upper, changes),
+            extra={"changes": changes.to_json()},
+            beneath=False,
+        )
+
+    try:
+        manifest = await fs_common.in_thread(capture)
+    except (SnapshotError, OSError) as error:
+        raise errors.SnapshotFailed(f"no rollback point, so nothing was applied: {error}") from error
+    call.add_point(_covers(manifest), "workspace", manifest.size_bytes)
+    return manifest
+
+
+def _covers(manifest: PointManifest) -> list[str]:
+    """What people see that a point covers: all paths, or the outermost ones where that would be too many."""
+    paths = [entry.path for entry in manifest.paths]
+    if len(paths) <= _MOST_COVERS:
+        return paths
+    known = set(paths)
+    return [path for path in paths if path.rpartition("/")[0] not in known]
+
+
+def _record(call: Call, result: Result, changes: ChangeSet, manifest: PointManifest) -> _Record:
+    short = len(changes.changes) <= _MOST_RECORDED
+    return _Record(
+        point=f"p{call.step}",
+        result=result,
+        changes=[(change.kind, change.path) for change in changes.changes] if short else [],
+        base={entry.path: entry.before for entry in manifest.paths} if short else {},
+        count=len(changes.changes),
+    )
+
+
+async def _apply(call: Call, upper: Path, changes: ChangeSet, manifest: PointManifest) -> None:
+    """Apply all, or put back what was applied.
+
+    Raises:
+        CallFailed: it could not be applied, and everything is as it was.
+        OutcomeUnknown: nor could it be put back.
+    """
+    env = call.env
+    try:
+        await fs_common.in_thread(lambda: _apply_all(env, upper, changes), effect=True)
+    except ChangesError as error:
+        try:
+            await fs_common.in_thread(lambda: _put_back(env, manifest), effect=True)
+        except (SnapshotError, WorkspaceError) as worse:
+            raise errors.OutcomeUnknown(
+                f"the changes were applied in part ({error}) and could not be put back ({worse}); "
+                f"roll back to `{manifest.point}`"
+            ) from worse
+        raise errors.CallFailed(f"{error}; nothing was changed") from error
+
+
+def _apply_all(env: Env, upper: Path, changes: ChangeSet) -> None:
+    overlay.apply_changes(upper, env.workspace.root, changes, uid=env.uid)
+
+
+def _put_back(env: Env, manifest: PointManifest) -> None:
+    untouched = all(env.workspace.fingerprint(entry.path) == entry.before for entry in manifest.paths)
+    if not untouched:
+        restored = env.snapshots.plan_restore(env.workspace, [manifest.point])
+        env.snapshots.restore(env.workspace, restored.items)
+
+
+def _load(call: Call, point: str) -> PointManifest:
+    try:
+        manifest = call.env.snapshots.load(point)
+    except SnapshotError as error:
+        raise errors.OutcomeUnknown(f"can't tell whether step {call.step} happened: {error}") from error
+    if manifest is None:
+        raise errors.OutcomeUnknown(
+            f"the rollback point of step {call.step} is gone; settle it with `ringfence resolve`"
+        )
+    return manifest
+
+
+def _compare(env: Env, manifest: PointManifest) -> tuple[bool, bool]:
+    """Whether all paths are as the command left them, and whether all are as they were."""
+    done = untouched = True
+    for entry in manifest.paths:
+        try:
+            current = env.workspace.fingerprint(entry.path)
+        except WorkspaceError as error:
+            raise errors.OutcomeUnknown(
+                f"can't tell what became of `{shown(entry.path)}`: {error}"
+            ) from error
+        after = manifest.expect.get(entry.path, entry.before)
+        if current not in {entry.before, after}:
+            raise errors.OutcomeUnknown(
+                f"`{shown(entry.path)}` is neither as it was before the crash nor as the command left it; "
+                "look at it and settle the step with `ringfence resolve`",
+                path=shown(entry.path),
+            )
+        done = done and current == after
+        untouched = untouched and current == entry.before
+    return done, untouched

@@ -243,7 +243,11 @@ class AgentPolicy:
     def _nothing_allows(self, action: str, resource: Resource) -> Decision:
         on = f" on `{_shown(resource)}`" if resource else ""
         reason = f"nothing allows {action}{on}"
-        rule = rule_for(action, resource)
+        try:
+            rule = rule_for(action, resource)
+        except PatternError:
+            # Some keys, such as `a//b`, are matched by `**` alone.
+            return Decision(verdict=Verdict.DENY, reason=reason)
         if len(rule) <= 2 * _SHOWN:
             reason = f"{reason}; ask the operator: ringfence grant {self.agent} {shlex.quote(rule)}"
         return Decision(verdict=Verdict.DENY, reason=reason)

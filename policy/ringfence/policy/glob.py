@@ -135,10 +135,6 @@ def parse_segment(text: str) -> Piece:
         raise PatternError("the pattern has an empty segment", "write single slashes, and none at the end")
     if text == "**":
         return MANY
-    if "**" in text.replace("\\\\", "").replace("\\*", ""):
-        raise PatternError(
-            f"`**` has to be a whole segment, not a part of `{text}`", "write `*` within a segment"
-        )
     parts = [""]
     chars = iter(text)
     for char in chars:
@@ -158,6 +154,10 @@ def parse_segment(text: str) -> Piece:
             )
         else:
             parts[-1] += char
+    if "" in parts[1:-1]:
+        raise PatternError(
+            f"`**` has to be a whole segment, not a part of `{text}`", "write `*` within a segment"
+        )
     return Segment(parts)
 
 

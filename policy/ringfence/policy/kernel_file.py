@@ -8,6 +8,7 @@ from typing import Final
 
 from ringfence.policy import resources as declarations
 from ringfence.policy import sections
+from ringfence.policy.coverage import never_matching
 from ringfence.policy.manifest_types import Budgets, SandboxSpec
 from ringfence.policy.problems import ManifestError, Problem
 from ringfence.policy.reader import Fields, Numbers, Reader, header
@@ -115,4 +116,6 @@ def _ceilings(reader: Reader, node: Node) -> Ceilings:
 
 def _role(reader: Reader, name: str, node: Node) -> Rules:
     fields = reader.mapping(node, f"spec.roles.{name}", KEYS["role"])
-    return reader.rule_lists(fields, f"spec.roles.{name}", Numbers(f"role {name}", f"{name}."))
+    rules = reader.rule_lists(fields, f"spec.roles.{name}", Numbers(f"role {name}", f"{name}."))
+    reader.problems.extend(never_matching(rules))
+    return rules

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 from ringfence.policy import sections
-from ringfence.policy.actions import applies
+from ringfence.policy.coverage import never_matching
 from ringfence.policy.manifest_types import Approvals, Budgets, Manifest, Restart, Run, SandboxSpec
 from ringfence.policy.problems import ManifestError, Problem
 from ringfence.policy.reader import Fields, Numbers, Reader, header
@@ -118,29 +117,5 @@ def _permissions(reader: Reader, node: Node | None) -> tuple[Rules, tuple[str, .
         sections.read_names(reader, fields["roles"][1], "spec.permissions.roles") if "roles" in fields else ()
     )
     rules = reader.rule_lists(fields, "spec.permissions", Numbers("manifest", "r"))
-    reader.problems.extend(never_matching((*rules.allow, *rules.ask), rules.deny))
+    reader.problems.extend(never_matching(rules))
     return rules, roles
-
-
-def never_matching(permits: Sequence[Rule], denies: Sequence[Rule]) -> list[Problem]:
-    """Rules that can never have a say, since one deny covers all they match."""
-    problems: list[Problem] = []
-    for rule in permits:
-        deny = next((deny for deny in denies if covers(deny, rule)), None)
-        if deny is not None:
-            problems.append(
-                Problem(
-                    line=rule.line,
-                    column=rule.column,
-                    message=f"the rule `{rule.text}` can never match: `{deny.text}` on line {deny.line} denies all of it",
-                    fix="remove one of the two",
-                )
-            )
-    return problems
-
-
-def covers(deny: Rule, rule: Rule) -> bool:
-    """Whether a deny matches everything that another rule matches. Sound, not complete."""
-    if not applies(deny.action_pattern, rule.action_pattern, forbids=True):
-        return False
-    return all(any(mine.covers(theirs) for mine in deny.compiled()) for theirs in rule.compiled())

@@ -6,6 +6,7 @@ resource taken apart and checked once for all the rules that look at it.
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
@@ -265,7 +266,7 @@ def compile_pattern(kind: str, text: str) -> Pattern:
     check_text(text, "pattern")
     if not text:
         raise PatternError("the pattern is empty", "write what the rule is about, or `**` for all")
-    return _COMPILERS[kind](text)
+    return _COMPILERS[kind](_nfc(text))
 
 
 def subject(kind: str, resource: Resource) -> Subject:
@@ -275,7 +276,8 @@ def subject(kind: str, resource: Resource) -> Subject:
         PatternError: the resource is not in its canonical form, or leaves the workspace.
     """
     if kind == "command":
-        return CommandSubject(resource if isinstance(resource, tuple) else (resource,))
+        words = resource if isinstance(resource, tuple) else (resource,)
+        return CommandSubject(tuple(map(_nfc, words)))
     if not isinstance(resource, str):
         raise PatternError(
             "a list of words is no resource of this action", "report this: the syscall's body is at fault"
@@ -291,11 +293,17 @@ def subject(kind: str, resource: Resource) -> Subject:
             raise PatternError("the URL is not in its canonical form", f"write `{canonical_url(resource)}`")
         return _url_subject(resource)
     check_text(resource, "resource")
+    # INVARIANT: patterns and resources are compared in NFC, so that no deny misses what looks the same.
+    resource = _nfc(resource)
     if kind == "key":
         return TreeSubject(tuple(resource.split("/")))
     if kind == "table":
         return _table_subject(resource)
     return NameSubject(resource) if kind == "name" else NoSubject()
+
+
+def _nfc(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
 
 
 def _table_subject(resource: str) -> TableSubject:
@@ -321,7 +329,11 @@ def _url_subject(url: str) -> UrlSubject:
 
 
 def literal_pattern(kind: str, resource: Resource) -> str:
-    """The pattern that matches one resource and nothing else, as `grant` takes it."""
+    """The narrowest pattern that matches a resource; a URL's query is left open.
+
+    Raises:
+        PatternError: no pattern but `**` matches it.
+    """
     if isinstance(resource, tuple):
         return CommandPattern.of(resource).text
     if kind == "url":

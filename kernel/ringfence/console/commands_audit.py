@@ -102,7 +102,11 @@ def _verify_file(path: Path) -> dict[str, Any]:
             f"`{path}` is not a file; export one with: ringfence audit --export FILE", ExitCode.USAGE
         )
     audit_module = import_module("ringfence.kernel.journal.audit")
-    return cast("dict[str, Any]", audit_module.verify_file(path))
+    report = cast("dict[str, Any]", audit_module.verify_file(path))
+    if not report.get("rows") and report.get("ok") is True:
+        # Nothing contradicts an empty file, but it is no evidence either.
+        return {**report, "ok": False, "first_bad": "the file holds no records"}
+    return report
 
 
 def _export(session: Session, documents: Iterable[Mapping[str, Any]], target: Path) -> int:

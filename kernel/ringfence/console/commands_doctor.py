@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import sys
+import tempfile
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -66,13 +67,20 @@ def doctor(session: Session) -> int:
 
 def _walls(data: Path) -> Sequence[Check]:
     try:
-        backend = import_module("ringfence.sandbox.native").NativeSandbox(data)
-        return [
-            Check(name=wall.name, ok=wall.ok, required=wall.required, detail=wall.detail, fix=wall.fix)
-            for wall in backend.walls()
-        ]
+        if data.is_dir() and os.access(data, os.W_OK | os.X_OK):
+            return _probed(data)
+        # Asking must not leave a data directory behind; what can be had follows the file system it would lie on.
+        place = _existing(data)
+        beside = place if os.access(place, os.W_OK | os.X_OK) else None
+        with tempfile.TemporaryDirectory(prefix=".ringfence-doctor-", dir=beside) as scratch:
+            return _probed(Path(scratch))
     except OSError as error:
         return [_failed("sandbox", error, "run `ringfence doctor` as the user that starts the kernel")]
+
+
+def _probed(data: Path) -> Sequence[Check]:
+    walls = import_module("ringfence.sandbox.native").NativeSandbox(data).walls()
+    return [Check(name=w.name, ok=w.ok, required=w.required, detail=w.detail, fix=w.fix) for w in walls]
 
 
 def _postgres() -> Check:

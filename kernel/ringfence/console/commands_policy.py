@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import click
 from ringfence.console import render
@@ -123,5 +122,11 @@ def _grant_name(grant: object) -> str:
     return str(as_record(grant).get("id", grant))
 
 
-def _parse(kind: str, text: str, source: str) -> Any:
-    return parse_kernel_file(text, source) if kind == "Kernel" else parse_manifest(text, source)
+def _parse(kind: str, text: str, source: str) -> None:
+    if kind == "Kernel":
+        parse_kernel_file(text, source)
+        return
+    # What a kernel of this release would refuse at submit is no less wrong here.
+    unsupported = parse_manifest(text, source).unsupported()
+    if unsupported:
+        raise ManifestError(unsupported, source)

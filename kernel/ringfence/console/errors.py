@@ -38,7 +38,7 @@ class ConsoleError(Exception):
         self.code = int(code)
 
 
-class ReaderGone(Exception):  # noqa: N818 - it is no fault of anyone
+class ReaderGone(Exception):
     """Whoever read standard output went away."""
 
 

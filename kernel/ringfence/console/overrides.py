@@ -29,9 +29,7 @@ def apply_overrides(text: str, overrides: Sequence[str]) -> str:
     """
     if not overrides:
         return text
-    yaml: Any = YAML(typ="rt")
-    yaml.preserve_quotes = True
-    yaml.width = _LINE_WIDTH
+    yaml = _yaml()
     try:
         document = yaml.load(text)
     except YAMLError:
@@ -47,6 +45,14 @@ def apply_overrides(text: str, overrides: Sequence[str]) -> str:
     out = io.StringIO()
     yaml.dump(document, out)
     return out.getvalue()
+
+
+def _yaml() -> Any:
+    """Make a reader and writer that keeps comments and quotes, and makes no objects of any kind."""
+    yaml: Any = YAML(typ="rt")
+    yaml.preserve_quotes = True
+    yaml.width = _LINE_WIDTH
+    return yaml
 
 
 def _steps(path: str, override: str) -> list[str]:
@@ -69,8 +75,7 @@ def _value(value: str, override: str) -> Any:
     if not value:
         return ""
     try:
-        yaml: Any = YAML(typ="rt")
-        return yaml.load(value)
+        return _yaml().load(value)
     except YAMLError:
         raise _bad(
             override, "the value is not YAML; put quotes around text with special characters"

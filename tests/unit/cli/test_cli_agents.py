@@ -1,0 +1,196 @@
+"""ps, show, pause, resume, start, kill, logs, steps: what is asked, printed and exited with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+AGENT = {
+    "id": "a1",
+    "name": "invoice-bot",
+    "state": "running",
+    "process": "live",
+    "steps": 12400,
+    "tokens": 0,
+    "cost_usd": 0.0,
+    "age_ms": 250_000,
+    "waiting_for": None,
+}
+STEP = {
+    "step": 3,
+    "lane": "0",
+    "lane_step": 2,
+    "branch": 0,
+    "action": "fs.write",
+    "resource": "/workspace/out/a.md",
+    "effect": "WRITE",
+    "verdict": "allow",
+    "rule": "r1",
+    "outcome": "ok",
+    "started_at": "2026-01-31T08:00:00.000000Z",
+    "duration_ms": 3.25,
+    "rollback_point": "p3",
+    "replayed": False,
+    "error": None,
+}
+
+
+def test_ps_json_is_the_array(door, run) -> None:
+    door.answers["List"] = {"agents": [AGENT]}
+    assert json.loads(run("ps", "--json").stdout) == [AGENT]
+    assert door.asked("List").all is False
+
+
+def test_ps_table_in_a_pipe(door, run) -> None:
+    long = {**AGENT, "name": "n" * 120, "waiting_for": "step 3\n\x1b[2J"}
+    door.answers["List"] = {"agents": [AGENT, long]}
+    result = run("ps", "--all")
+    heading, first, second = result.stdout.splitlines()
+    assert heading.split() == [
+        "ID",
+        "NAME",
+        "STATE",
+        "PROCESS",
+        "STEPS",
+        "TOKENS",
+        "USD",
+        "AGE",
+        "WAITING",
+        "FOR",
+    ]
+    assert first.split() == ["a1", "invoice-bot", "running", "live", "12.4k", "0", "0.00", "4m10s"]
+    assert "n" * 120 in second
+    assert second.endswith("step 3\\n\\x1b[2J")
+    assert door.asked("List").all is True
+    assert all(line == line.rstrip() for line in result.stdout.splitlines())
+
+
+def test_ps_without_agents(door, run) -> None:
+    door.answers["List"] = {"agents": []}
+    result = run("ps")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no live agents" in result.stderr
+
+
+SHOW = {
+    **AGENT,
+    "thread": "t1",
+    "branch": 1,
+    "workspace": "/data/agents/a1/live",
+    "manifest": {"version": "abc", "source": "agent.yaml", "text": "apiVersion: ringfence/v1\nkind: Agent\n"},
+    "rules": [{"id": "r1", "verdict": "deny", "text": 'fs.*: "/workspace/.env"', "origin": "manifest"}],
+    "grants": [
+        {
+            "id": "g7",
+            "rule": 'fs.read: "/workspace/**"',
+            "verdict": "allow",
+            "origin": "operator",
+            "uses_left": 2,
+            "expires_at": None,
+            "revoked_at": None,
+        },
+        {
+            "id": "g8",
+            "rule": "now",
+            "verdict": "allow",
+            "origin": "manifest",
+            "uses_left": None,
+            "expires_at": None,
+            "revoked_at": "2026-01-31T08:00:00Z",
+        },
+    ],
+    "budgets": [{"name": "calls", "kind": "total", "limit": 100.0, "used": 12.0, "left": 88.0}],
+    "sandbox": {"backend": "native", "walls": [{"name": "landlock", "ok": False, "detail": "ABI 0"}]},
+    "checkpoint": {"step": 9, "schema_version": 2},
+    "error": None,
+    "restarts": 0,
+    "exit_code": None,
+}
+
+
+def test_show(door, run) -> None:
+    door.answers["Show"] = SHOW
+    out = run("show", "invoice-bot").stdout
+    for words in (
+        "workspace   /data/agents/a1/live",
+        "checkpoint  step 9, schema 2",
+        "version abc",
+        "g7     allow",
+        "revoked 2026",
+        "calls   total    100    12    88",
+        "landlock  missing  ABI 0",
+    ):
+        assert words in out, words
+    assert "apiVersion" not in out
+    assert json.loads(run("show", "invoice-bot", "--json").stdout) == SHOW
+
+
+def test_show_of_a_kernel_that_says_less(door, run) -> None:
+    door.answers["Show"] = {"id": "a1", "state": "done"}
+    result = run("show", "a1")
+    assert result.exit_code == 0
+    assert "checkpoint  none" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["pause", "resume", "start", "kill"])
+def test_verbs(command, door, run) -> None:
+    method = command.capitalize()
+    door.answers[method] = {"id": "a1", "state": "paused", "process": "frozen"}
+    assert run(command, "bot").stdout == "a1: paused\n"
+    assert door.asked(method).agent == "bot"
+    assert json.loads(run(command, "bot", "--json").stdout) == {
+        "id": "a1",
+        "state": "paused",
+        "process": "frozen",
+    }
+
+
+def test_logs_in_a_pipe_are_the_bytes(door, run) -> None:
+    door.answers["Logs"] = lambda _: [b"\x1b[2Jab\xff", b"\x00\n"]
+    result = run("logs", "bot", "--stderr")
+    assert result.stdout_bytes == b"\x1b[2Jab\xff\x00\n"
+    assert (door.asked("Logs").stderr, door.asked("Logs").follow) == (True, False)
+
+
+def test_logs_as_json(door, run) -> None:
+    data = "é\n".encode()
+    door.answers["Logs"] = lambda _: [data[:1], data[1:], b"\xff"]
+    assert json.loads(run("logs", "bot", "--json").stdout) == [
+        {"stream": "stdout", "text": "é\n"},
+        {"stream": "stdout", "text": "�"},
+    ]
+    lines = run("logs", "bot", "--json", "-f").stdout.splitlines()
+    assert [json.loads(line)["text"] for line in lines] == ["é\n", "�"]
+
+
+def test_steps_as_json(door, run) -> None:
+    door.answers["Steps"] = lambda _: [STEP, {**STEP, "step": 4}]
+    assert json.loads(run("steps", "bot", "--json").stdout) == [STEP, {**STEP, "step": 4}]
+    lines = run("steps", "bot", "-f", "--json").stdout.splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [3, 4]
+    door.answers["Steps"] = lambda _: []
+    assert run("steps", "bot", "--json").stdout == "[]\n"
+    assert run("steps", "bot", "-f", "--json").stdout == ""
+
+
+def test_steps_as_people_read_them(door, run) -> None:
+    denied = {
+        **STEP,
+        "step": 5,
+        "verdict": "deny",
+        "outcome": "denied",
+        "rollback_point": None,
+        "error": "denied by r1\n",
+        "branch": 2,
+        "replayed": True,
+    }
+    running = {**STEP, "step": 6, "outcome": None, "duration_ms": None}
+    door.answers["Steps"] = lambda _: [STEP, denied, running]
+    lines = run("steps", "bot").stdout.splitlines()
+    assert lines[0].split() == ["STEP", "ACTION", "VERDICT", "OUTCOME", "TIME", "POINT", "RESOURCE"]
+    assert lines[1].split() == ["3", "fs.write", "allow", "ok", "3.2ms", "p3", "/workspace/out/a.md"]
+    assert lines[2].split()[2:4] == ["deny", "denied"]
+    assert lines[2].endswith("/workspace/out/a.md (replayed, branch 2)")
+    assert lines[3] == "       denied by r1\\n"
+    assert lines[4].split()[3] == "running"

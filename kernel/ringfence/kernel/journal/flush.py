@@ -94,8 +94,7 @@ class Flush:
             Lost, Refused: as the wire says.
         """
         texts = statements("writer")
-        for name in PREPARED:
-            await self.wire.prepare(name.encode(), texts[name])
+        await self.wire.prepare({name.encode(): texts[name].encode() for name in PREPARED})
         self.row_oid = _number(await self.wire.run((b"row_type", ())), 0, 0)
         self.began_us = _number(await self.wire.run((b"began", ())), 0, 0)
 

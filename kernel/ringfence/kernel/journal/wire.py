@@ -7,7 +7,8 @@ row.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -16,6 +17,8 @@ from psycopg.pq import DiagnosticField, ExecStatus
 from ringfence.kernel.journal.database import KEEPALIVE, Connection, journal_errors, one_line, statements
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from psycopg.pq.abc import PGconn, PGresult
 
 Statement = tuple[bytes, Sequence[bytes | None]]
@@ -84,15 +87,18 @@ class Wire:
         self._fail("closed")
         await self._connection.close()
 
-    async def prepare(self, name: bytes, text: str) -> None:
-        """Prepare a statement for this connection.
+    async def prepare(self, texts: Mapping[bytes, bytes]) -> None:
+        """Prepare statements for this connection, by name.
 
         Raises:
             Lost, Refused: as for every exchange.
         """
-        self._check()
-        self._pg.send_prepare(name, text.encode())
-        await self._exchange(until_sync=False)
+        with self._sending():
+            self._pg.enter_pipeline_mode()
+            for name, text in texts.items():
+                self._pg.send_prepare(name, text)
+            self._pg.pipeline_sync()
+        await self._synced()
 
     async def run(self, statement: Statement) -> PGresult:
         """Run one prepared statement in a transaction of its own, or in the open one.
@@ -104,8 +110,8 @@ class Wire:
             Lost: the connection is gone; it may or may not have committed.
             Refused: the server refused it.
         """
-        self._check()
-        self._send(statement)
+        with self._sending():
+            self._send(statement)
         return (await self._exchange(until_sync=False))[-1]
 
     async def pipeline(self, statements: Sequence[Statement]) -> list[PGresult]:
@@ -115,16 +121,12 @@ class Wire:
             Lost: the connection is gone.
             Refused: the first refusal; the statements after it did not run.
         """
-        self._check()
-        self._pg.enter_pipeline_mode()
-        for statement in statements:
-            self._send(statement)
-        self._pg.pipeline_sync()
-        try:
-            return await self._exchange(until_sync=True)
-        finally:
-            if not self.lost:
-                self._pg.exit_pipeline_mode()
+        with self._sending():
+            self._pg.enter_pipeline_mode()
+            for statement in statements:
+                self._send(statement)
+            self._pg.pipeline_sync()
+        return await self._synced()
 
     async def copy(self, text: bytes, data: bytes) -> None:
         """Send data with COPY; `text` may go on with a further statement, as a commit.
@@ -133,25 +135,36 @@ class Wire:
             Lost: the connection is gone; a commit in `text` may or may not have happened.
             Refused: the server refused it.
         """
-        self._check()
-        self._pg.send_query(text)
+        with self._sending():
+            self._pg.send_query(text)
         await self._exchange(until_sync=False)
-        self._check()
-        # libpq's buffer grows as it must; it answers 0 only where memory has run out.
-        if self._pg.put_copy_data(data) == 0 or self._pg.put_copy_end() == 0:
-            self._fail("no memory to send with")
-            self._check()
+        with self._sending():
+            self._pg.put_copy_data(data)
+            self._pg.put_copy_end()
         await self._exchange(until_sync=False)
 
-    def _check(self) -> None:
+    @contextmanager
+    def _sending(self) -> Generator[None]:
         if self._error is not None:
             raise Lost(self._error)
+        try:
+            yield
+        except psycopg.Error as error:
+            self._fail(one_line(error))
+            raise Lost(one_line(error)) from error
 
     def _send(self, statement: Statement) -> None:
         name, values = statement
         self._pg.send_query_prepared(
             name, values, param_formats=[pq.Format.BINARY] * len(values), result_format=pq.Format.BINARY
         )
+
+    async def _synced(self) -> list[PGresult]:
+        try:
+            return await self._exchange(until_sync=True)
+        finally:
+            if not self.lost:
+                self._pg.exit_pipeline_mode()
 
     async def _exchange(self, *, until_sync: bool) -> list[PGresult]:
         self._results = []

@@ -40,7 +40,7 @@ from ringfence.kernel.server.operator_door import OperatorDoor
 from ringfence.kernel.takeover import Takeover
 from ringfence.sandbox.native import NativeSandbox
 from ringfence.syscalls.http_client import close_clients
-from ringfence.syscalls.sql_target import close_targets
+from ringfence.syscalls.sql_target.session import close_targets
 from ringfence.syscalls.table import build_table
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ async def _run(settings: Settings, announce: Callable[[str], None]) -> int:
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(lock.close)
         try:
-            _, stopping = await _compose(settings, layout, stack)
+            _, stopping = await compose(settings, layout, stack)
         except (PostgresError, ResourceError, SecretsError, BlobError) as error:
             raise StartError(str(error), 2 if isinstance(error, ResourceError) else 1) from error
         except Unavailable as error:
@@ -185,9 +185,14 @@ async def _embedded_targets(settings: Settings, server: EmbeddedPostgres | None)
     return targets
 
 
-async def _compose(
+async def compose(
     settings: Settings, layout: Layout, stack: contextlib.AsyncExitStack
 ) -> tuple[Kernel, asyncio.Future[int]]:
+    """Wire all parts and start serving; `stack` takes them apart in reverse.
+
+    Returns:
+        The kernel, and what resolves to the exit code when it is to end.
+    """
     table = build_table()
     sandbox = NativeSandbox(layout.data)
     # A kernel adopts nothing: what an earlier one left running is ended before anything else happens.
@@ -237,6 +242,7 @@ async def _compose(
         anchor=anchor,
         database_version=server.version if server is not None else await store.ping(),
         embedded=embedded,
+        embedded_dsn=None if server is None else dsn,
         listen=f"unix:{layout.operator_socket}",
     )
     return kernel, await _serve(kernel, fence, stack)

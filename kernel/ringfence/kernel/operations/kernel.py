@@ -35,6 +35,7 @@ class Kernel:
     anchor: Anchor
     database_version: str
     embedded: Mapping[str, str]
+    embedded_dsn: str | None = None
     listen: str = ""
     stop: Callable[[float], None] = lambda _drain_s: None
     ready: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,0 +1,287 @@
+"""The kill matrix: SIGKILL from outside at every named failpoint of the path, for every recovery class.
+
+One agent per action waits at the same failpoint; then the kernel, or every agent, is killed at once. Effects are counted
+by separate processes: an HTTP counter, the target database, the files on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.counter import Counter
+from support.kernels import KernelProcess, eventually
+
+pytestmark = [pytest.mark.fault, pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(300)]
+
+PROGRAM = """
+import json, sys
+from ringfence import agent
+
+job = json.load(sys.stdin)
+with agent.boot() as rf:
+    rf.now()
+    name = job["name"]
+    if name == "append":
+        rf.fs.append_text("counted.txt", "x")
+    elif name == "write":
+        rf.fs.write_text("written.txt", "new")
+    elif name == "move":
+        rf.fs.move("from.txt", "to.txt")
+    elif name == "delete":
+        rf.fs.delete("tree", recursive=True)
+    elif name == "exec":
+        rf.exec.run(["sh", "-c", "printf x >> counted.txt; rm doomed.txt"])
+    elif name == "insert":
+        rf.sql.execute("target", "insert into counted (agent) values (%s)", [job["id"]])
+    elif name == "remove":
+        rf.sql.execute("target", "delete from stock where agent = %s", [job["id"]])
+    elif name == "state":
+        with rf.state.transaction() as tx:
+            tx.put(job["id"], (tx.get(job["id"]) or 0) + 1)
+    elif name == "put":
+        rf.state.put(job["id"], 1)
+    elif name == "keyed":
+        rf.http.post(job["base"] + "/keyed/" + job["id"], json={"pay": 1})
+    elif name == "unknown":
+        rf.http.post(job["plain"] + "/plain/" + job["id"], json={"pay": 1})
+    elif name == "get":
+        rf.http.get(job["base"] + "/get/" + job["id"])
+    elif name == "select":
+        rf.sql.query("target", "select count(*) as n from stock")
+    elif name == "read":
+        rf.fs.read_text("read.txt")
+    rf.checkpoint.save({"done": True})
+"""
+
+MANIFEST = """
+apiVersion: ringfence/v1
+kind: Agent
+metadata: {{name: {name}}}
+spec:
+  run: {{command: [python, agent.py]}}
+  permissions:
+    allow:
+      - fs.*: "/workspace/**"
+      - exec.run: "*"
+      - state.*: "**"
+      - http.*: "{base}/**"
+      - http.*: "{plain}/**"
+      - sql.*: {{database: target}}
+  restart: {{policy: on-failure, max: 3}}
+"""
+
+CONFIG = """
+apiVersion: ringfence/v1
+kind: Kernel
+spec:
+  resources:
+    keyed: {{type: http, base: "{base}", idempotency_header: Idempotency-Key}}
+    plain: {{type: http, base: "{plain}"}}
+    target: {{type: postgres, embedded: true}}
+"""
+
+ACTIONS = {
+    "append": "fs.append",
+    "write": "fs.write",
+    "move": "fs.move",
+    "delete": "fs.delete",
+    "exec": "exec.run",
+    "insert": "sql.write",
+    "remove": "sql.write",
+    "state": "state.transaction",
+    "put": "state.put",
+    "keyed": "http.post",
+    "unknown": "http.post",
+    "get": "http.get",
+    "select": "sql.read",
+    "read": "fs.read",
+}
+
+WORKSPACE = {
+    "agent.py": PROGRAM,
+    "counted.txt": "",
+    "doomed.txt": "doomed",
+    "from.txt": "moved",
+    "read.txt": "read",
+    "written.txt": "old",
+    "tree/a": "a",
+    "tree/deep/b": "b",
+    "tree/empty": None,
+}
+
+# What each row passes through; a row without intent has no such commit, a mere read no effect to count.
+POINTS = ("before_intent", "after_intent", "before_effect", "after_effect", "before_outcome", "after_outcome")
+ATOMIC = {"state", "put"}
+NO_INTENT = {"read"}
+READS = {"get", "select"}
+
+
+def passes(name: str, point: str) -> bool:
+    """Whether the row of this job reaches a failpoint."""
+    if name in ATOMIC:
+        return point in ("before_intent", "after_outcome")
+    if name in NO_INTENT:
+        return point in ("before_outcome", "after_outcome")
+    if name == "exec":
+        return point not in ("before_effect", "after_effect")
+    if name == "select":
+        return point not in ("before_effect", "after_effect")
+    return True
+
+
+@pytest.fixture(scope="module")
+def counters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Counter, Counter]]:
+    directory = tmp_path_factory.mktemp("counters")
+    both = Counter(directory / "keyed"), Counter(directory / "plain")
+    yield both
+    for counter in both:
+        counter.close()
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory, counters: tuple[Counter, Counter]) -> Iterator[KernelProcess]:
+    keyed, plain = counters
+    data = tmp_path_factory.mktemp("k") / "data"
+    process = KernelProcess(data, config=CONFIG.format(base=keyed.base, plain=plain.base))
+    process.start()
+    with target_of(data) as connection:
+        connection.execute("create table counted (id serial primary key, agent text not null)")
+        connection.execute("create table stock (id serial primary key, agent text not null)")
+    yield process
+    process.stop()
+
+
+def target_of(data: Path) -> Any:
+    """A connection of our own to the target, beside the kernel's."""
+    import psycopg
+    from ringfence.kernel.postgres import EmbeddedPostgres
+
+    return psycopg.connect(EmbeddedPostgres(data).dsn("target", "target"), autocommit=True)
+
+
+class Matrix:
+    """All jobs of one cell column: submitted, stopped at one failpoint, killed, finished, counted."""
+
+    def __init__(self, kernel: KernelProcess, counters: tuple[Counter, Counter], point: str, tag: str) -> None:
+        self.kernel = kernel
+        self.keyed, self.plain = counters
+        self.point = point
+        self.names = [name for name in ACTIONS if passes(name, point)]
+        self.ids = {name: f"{name}-{point}-{tag}".replace("_", "-") for name in self.names}
+        self.agents: dict[str, str] = {}
+
+    def submit(self) -> None:
+        base, plain = self.keyed.base, self.plain.base
+        with target_of(self.kernel.data) as connection:
+            for name in self.names:
+                if name == "remove":
+                    connection.execute("insert into stock (agent) select %s from generate_series(1, 3)", [self.ids[name]])
+        for action in {ACTIONS[name] for name in self.names}:
+            self.kernel.arm(f"{action}:{self.point}")
+        for name in self.names:
+            manifest = MANIFEST.format(name=self.ids[name], base=base, plain=plain)
+            job = {"name": name, "id": self.ids[name], "base": base, "plain": plain}
+            self.agents[name] = self.kernel.operator.submit(manifest, WORKSPACE, input_bytes=json.dumps(job).encode())
+
+    def await_hits(self) -> None:
+        """Every agent stands at its failpoint: its second call is under way and goes no further."""
+        for action in {ACTIONS[name] for name in self.names}:
+            self.kernel.await_hit(f"{action}:{self.point}")
+        for name in self.names:
+            eventually(lambda name=name: self.standing(name), f"{name} did not come to {self.point}")
+
+    def standing(self, name: str) -> bool:
+        hits = self.kernel.failpoints / f"{ACTIONS[name]}:{self.point}.hit"
+        return str(self.agents[name]) in hits.read_text().split()
+
+    def disarm(self) -> None:
+        for action in {ACTIONS[name] for name in self.names}:
+            self.kernel.disarm(f"{action}:{self.point}")
+
+    # -- what must hold -----------------------------------------------------------------------------------------------
+
+    def live(self, name: str) -> Path:
+        return Path(self.kernel.operator.ask("Show", agent=self.agents[name])["workspace"])
+
+    def check_finished(self, *, unknown: bool) -> None:
+        for name in self.names:
+            ended = self.kernel.operator.wait(self.agents[name])
+            if name == "unknown" and unknown:
+                assert ended["state"] == "unknown", (name, self.point, ended)
+                self.settle(name)
+                ended = self.kernel.operator.wait(self.agents[name])
+            assert ended["state"] == "done", (name, self.point, ended, self.kernel.operator.steps(self.agents[name]))
+            self.count(name)
+
+    def settle(self, name: str) -> None:
+        """The operator looks at the target and says what is true there."""
+        sent = bool(self.plain.deliveries(f"/plain/{self.ids[name]}"))
+        step = next(s["step"] for s in self.kernel.operator.steps(self.agents[name]) if s["outcome"] == "unknown")
+        self.kernel.operator.ask("Resolve", agent=self.agents[name], step=step, outcome="done" if sent else "not-done")
+
+    def count(self, name: str) -> None:
+        where = (name, self.point)
+        live = self.live(name)
+        if name in ("append", "exec"):
+            assert (live / "counted.txt").read_text() == "x", where
+        if name == "exec":
+            assert not (live / "doomed.txt").exists(), where
+        if name == "write":
+            assert (live / "written.txt").read_text() == "new", where
+        if name == "move":
+            assert (live / "to.txt").read_text() == "moved", where
+            assert not (live / "from.txt").exists(), where
+        if name == "delete":
+            assert not (live / "tree").exists(), where
+        if name == "keyed":
+            keys = {d["key"] for d in self.keyed.deliveries(f"/keyed/{self.ids[name]}")}
+            assert len(keys) == 1, where
+            assert None not in keys, where
+        if name == "unknown":
+            assert len(self.plain.deliveries(f"/plain/{self.ids[name]}")) == 1, where
+        if name in ATOMIC:
+            assert self.state_of(self.ids[name]) == 1, where
+        if name in ("insert", "remove"):
+            with target_of(self.kernel.data) as connection:
+                table, expected = ("counted", 1) if name == "insert" else ("stock", 0)
+                row = connection.execute(f"select count(*) from {table} where agent = %s", [self.ids[name]]).fetchone()
+                assert row == (expected,), where
+
+    def state_of(self, key: str) -> Any:
+        import psycopg
+        from ringfence.kernel.postgres import EmbeddedPostgres
+
+        with psycopg.connect(EmbeddedPostgres(self.kernel.data).dsn()) as connection:
+            row = connection.execute("select value from state where key = %s", [key]).fetchone()
+        assert row is not None
+        return json.loads(bytes(row[0]))
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_kernel_is_killed(kernel: KernelProcess, counters: tuple[Counter, Counter], point: str) -> None:
+    matrix = Matrix(kernel, counters, point, "kernel")
+    matrix.submit()
+    matrix.await_hits()
+    kernel.kill()
+    matrix.disarm()
+    kernel.start()
+    matrix.check_finished(unknown=point in ("after_intent", "before_effect", "after_effect", "before_outcome"))
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_every_agent_is_killed(kernel: KernelProcess, counters: tuple[Counter, Counter], point: str) -> None:
+    matrix = Matrix(kernel, counters, point, "agent")
+    matrix.submit()
+    matrix.await_hits()
+    for name in matrix.names:
+        pid = kernel.operator.ask("Show", agent=matrix.agents[name])["pid"]
+        os.kill(pid, signal.SIGKILL)
+    matrix.disarm()
+    # The kernel lives: it finishes the calls of the dead and answers their successors from the journal.
+    matrix.check_finished(unknown=False)

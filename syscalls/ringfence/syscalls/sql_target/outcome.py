@@ -1,0 +1,82 @@
+"""Whether a transaction of ours committed: the target is asked, in the very database it ran in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from ringfence.syscalls.errors import CallFailed, Deadline
+from ringfence.syscalls.sql_target.records import Identity
+from ringfence.syscalls.sql_target.session import IDLE_TIMEOUT_S, Session, transaction
+
+if TYPE_CHECKING:
+    from ringfence.syscalls.base import SqlResource
+
+SETTLE_S: Final = IDLE_TIMEOUT_S + 10
+"""Longer than the target lets a transaction idle, so that one nobody continues has ended by then."""
+_PAUSE_FIRST_S: Final = 0.05
+_PAUSE_MAX_S: Final = 1.0
+
+_IDENTITY: Final = """
+select (select system_identifier from pg_catalog.pg_control_system())::text, d.oid::text, d.datname
+from pg_catalog.pg_database d where d.datname = current_database()
+"""
+# An id from the future means that the target was put back to an older state: nothing can be said then.
+_STATUS: Final = """
+select case when $1::xid8 < pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())
+  then pg_catalog.pg_xact_status($1::xid8) end
+"""
+
+
+class Status(StrEnum):
+    """What the target says of a transaction."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    RUNNING = "in progress"
+    UNKNOWN = "unknown"
+
+
+async def identify(session: Session) -> Identity:
+    """Which database this is."""
+    system, oid, name = map(str, (await session.query(_IDENTITY)).rows[0])
+    return Identity(system=system, database_oid=oid, database=name)
+
+
+async def status_of(session: Session, xid: str) -> Status:
+    """What became of a transaction; UNKNOWN where the target no longer knows."""
+    found = await session.value(_STATUS, [xid])
+    return Status.UNKNOWN if found is None else Status(found)
+
+
+async def settle(resource: SqlResource, identity: Identity, xid: str, wait_s: float) -> Status:
+    """Ask until the transaction has ended, the time is over, or the target can't say.
+
+    Args:
+        resource: the target.
+        identity: the database it ran in; another one knows nothing of it.
+        xid: the transaction's id.
+        wait_s: how long to go on asking, for a target that restarts or a transaction that is still under way.
+
+    Returns:
+        COMMITTED or ABORTED where the target says so, else RUNNING or UNKNOWN.
+    """
+    end = time.monotonic() + min(wait_s, SETTLE_S)
+    pause_s = _PAUSE_FIRST_S
+    while True:
+        status = Status.UNKNOWN
+        try:
+            async with transaction(resource, mode="read only") as session:
+                if await identify(session) != identity:
+                    return Status.UNKNOWN
+                status = await status_of(session, xid)
+                if status is not Status.RUNNING:
+                    return status
+        except (CallFailed, Deadline):
+            status = Status.UNKNOWN
+        if time.monotonic() + pause_s > end:
+            return status
+        await asyncio.sleep(pause_s)
+        pause_s = min(pause_s * 2, _PAUSE_MAX_S)

@@ -1,0 +1,98 @@
+"""`sql.write`: run one changing statement on a declared database, behind a copy of the rows it changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from ringfence.syscalls.base import Call, Effect, Env, Plan, Question, Rerun, SqlResource
+from ringfence.syscalls.errors import InvalidRequest
+from ringfence.syscalls.sql_common import (
+    Kind,
+    Statement,
+    classify,
+    database_of,
+    read_questions,
+    refuse_system_tables,
+)
+from ringfence.syscalls.sql_target.write import Written, write
+from ringfence.syscalls.sql_target.write import recover as recover_write
+
+
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Database, one statement with `%s` for parameters, and the parameters in order."""
+
+    database: str = ""
+    statement: str = ""
+    parameters: list[Any] = []
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Rows changed, and what a RETURNING clause answered. See `sql_target.values` for the types."""
+
+    row_count: int
+    columns: list[str]
+    rows: list[list[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What `run` finds in the plan."""
+
+    resource: SqlResource
+    statement: Statement
+
+
+def plan(arguments: Arguments, env: Env) -> Plan:
+    """Classify the statement; the table it writes and each table it reads are questions.
+
+    Raises:
+        NoSuchResource: no such database is declared.
+        InvalidRequest: the statement is refused or doesn't write.
+    """
+    resource = database_of(arguments.database, env)
+    statement = classify(arguments.statement, len(arguments.parameters))
+    if statement.kind is Kind.READ:
+        raise InvalidRequest("a read is no write; make a sql.read call for it")
+    target = statement.target
+    reads = list(statement.reads)
+    if target is not None:
+        refuse_system_tables([target, *reads])
+        # Rows that were there before come back to the agent: that is reading them.
+        returns_old = statement.kind in (Kind.UPDATE, Kind.DELETE)
+        if returns_old and statement.write is not None and statement.write.returning and target not in reads:
+            reads.append(target)
+    shown = resource.name if target is None else target.resource(resource.name)
+    questions = (Question(action="sql.write", resource=shown),)
+    if reads:
+        questions += read_questions(resource.name, reads)
+    destroys = statement.kind in (Kind.DELETE, Kind.TRUNCATE, Kind.DDL)
+    return Plan(
+        resource=shown,
+        questions=questions,
+        effect=Effect.DESTROY if destroys else None,
+        data=Target(resource=resource, statement=statement),
+    )
+
+
+async def run(call: Call, arguments: Arguments) -> Result:
+    """Run it; see `write` for how it can fail."""
+    target: Target = call.plan.data
+    return _result(await write(call, target.resource, target.statement, arguments.parameters))
+
+
+async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
+    """Ask the target whether it was committed.
+
+    Raises:
+        OutcomeUnknown: the target can't say.
+    """
+    del arguments
+    target: Target = call.plan.data
+    found = await recover_write(call, target.resource)
+    return found if isinstance(found, Rerun) else _result(found)
+
+
+def _result(written: Written) -> Result:
+    return Result(row_count=written.row_count, columns=written.columns, rows=written.rows)

@@ -13,7 +13,6 @@ from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
 from ringfence.console.overrides import apply_overrides
 from ringfence.console.pack import pack
 from ringfence.console.session import Commands, Session
-from ringfence.kernel.config import MESSAGE_BYTES_MAX
 from ringfence.policy.manifest import Manifest, parse_manifest
 from ringfence.policy.problems import ManifestError
 
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 commands = Commands()
 
 MANIFEST_BYTES_MAX = 256 << 10
-INPUT_BYTES_MAX = MESSAGE_BYTES_MAX - 2 * MANIFEST_BYTES_MAX
-"""The header travels in one message, with the manifest beside the input."""
+INPUT_BYTES_MAX = 16 << 20
 
 
 class _Options(TypedDict):

@@ -96,8 +96,8 @@ def _report_bug(error: BaseException) -> int:
 def _write_trace(error: BaseException) -> str:
     """Keep the traceback in a file of this user alone: the user's state directory, else the temporary one."""
     text = "".join(traceback.format_exception(error)).encode(errors="backslashreplace")
-    base = os.environ.get("XDG_STATE_HOME") or f"{os.environ.get('HOME', '')}/.local/state"
-    folder = Path(base) / "ringfence"
+    home = os.environ.get("HOME") or tempfile.gettempdir()
+    folder = Path(os.environ.get("XDG_STATE_HOME") or f"{home}/.local/state") / "ringfence"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, name = tempfile.mkstemp(prefix="bug-", suffix=".log", dir=folder)

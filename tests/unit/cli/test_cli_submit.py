@@ -139,7 +139,7 @@ def test_manifest_problems_have_line_and_column(home, door, run) -> None:
 
 
 def test_too_much_input(home, door, run) -> None:
-    result = run("submit", home / "agent.yaml", "--input", "-", stdin=b"x" * (9 << 20))
+    result = run("submit", home / "agent.yaml", "--input", "-", stdin=b"x" * (17 << 20))
     assert result.exit_code == 2
     assert "put large data in the workspace" in result.stderr
 

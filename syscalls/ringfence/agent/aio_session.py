@@ -123,7 +123,7 @@ class AsyncSession:
         return pending.outcome()
 
     async def close(self, *, flush_s: float = 0.0) -> None:
-        """Wait up to `flush_s` seconds for calls of other tasks, then end the stream. The kernel finishes them anyway."""
+        """Wait up to `flush_s` seconds for calls of other tasks, then end the stream."""
         waiting = [pending.future for pending in self._core.pending.values()]
         if waiting and flush_s:
             await asyncio.wait(waiting, timeout=flush_s)

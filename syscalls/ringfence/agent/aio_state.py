@@ -92,6 +92,10 @@ class AsyncCheckpoint(Restored):
     async def save(self, state: Any, version: int | None = None) -> int:
         """Save the state: a restart gets it back and replays only what follows. Gives the step.
 
+        A restarted program runs from its first line and gets the state in `restored`. The calls it then
+        makes have to be those that followed this save, or they are `Diverged`: do set-up calls only where
+        `restored` is None, and keep what they gave in the state.
+
         Only the main task can save, while no other task of the program is running.
 
         Args:

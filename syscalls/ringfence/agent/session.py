@@ -154,7 +154,7 @@ class Session:
         return pending.outcome()
 
     def close(self) -> None:
-        """End the stream. Calls still under way in other threads fail here; the kernel finishes and records them."""
+        """End the stream. Calls under way in other threads fail here; the kernel finishes them."""
         if os.getpid() != self._pid:
             return
         self._stop.set()

@@ -1,7 +1,7 @@
-"""A small kernel for the client's tests: a real gRPC server on a real unix socket, speaking the real protocol.
+"""A small kernel for the client's tests: a real gRPC server on a real socket, speaking the real protocol.
 
-It journals like the real one: a call at a (lane, step) that was answered before gets the recorded answer, and `done` counts
-what really ran. What it answers is each test's to say.
+It journals like the real one: a call at a (lane, step) that was answered before gets the recorded answer,
+and `done` counts what really ran. What it answers is each test's to say.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class TinyKernel:
         self.receive_bytes = 64 << 20
         self.silent = False
         self._journal: dict[tuple[str, int], pb.Reply] = {}
+        self._asked: dict[tuple[str, int], tuple[str, bytes]] = {}
         self._mutex = threading.Lock()
         self._connections: list[Connection] = []
         self._server: grpc.Server | None = None
@@ -144,6 +145,10 @@ class TinyKernel:
         """Answer from the journal, or run the body and journal what it gives."""
         place = (call.lane, call.step)
         recorded = self._journal.get(place)
+        asked = (call.action, call.arguments)
+        if self._asked.setdefault(place, asked) != asked:
+            text = f"lane `{call.lane}` step {call.step} was `{self._asked[place][0]}`, now `{call.action}`"
+            return pb.Reply(id=call.id, failure=pb.Failure(reason="Diverged", message=text))
         if recorded is not None:
             again = pb.Reply()
             again.CopyFrom(recorded)

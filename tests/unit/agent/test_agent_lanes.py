@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ringfence.agent.errors import InvalidRequest, NoLane
 from ringfence.agent.lanes import Lane, TaskLanes, ThreadLanes, check_quiet
@@ -43,7 +43,7 @@ def take(lane: Lane) -> tuple[str, int]:
 
 
 @given(trees)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_threads_meet_the_same_places_in_any_order(tree: Tree):
     lanes = ThreadLanes(Lane())
     threads = Threads(lanes)
@@ -72,7 +72,7 @@ async def finish(started: list, how: str) -> None:
 
 
 @given(trees, st.sampled_from(["create_task", "gather", "group"]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_asyncio_tasks_meet_the_same_places_in_any_order(tree: Tree, how: str):
     places: list[tuple[str, int]] = []
 

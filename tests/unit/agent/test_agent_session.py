@@ -1,4 +1,4 @@
-"""The stream for threads against a real server: answers in any order, breaks, large messages, interruptions."""
+"""The stream for threads against a real server: order, breaks, large messages, interruptions."""
 
 from __future__ import annotations
 

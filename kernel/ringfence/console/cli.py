@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -113,6 +114,8 @@ root = build()
 
 def main() -> NoReturn:
     """Entry point of `ringfence` and `rf`."""
+    # gRPC reads this when it is first used. Its fork handlers can kill the child of a process that serves calls.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that can't show a letter is no reason to fail.

@@ -141,7 +141,7 @@ class Reader:
         """A number in bounds; the default on a problem."""
         if isinstance(node, Scalar) and type(node.value) in {int, float} and low <= float(node.text) <= high:
             return float(node.text)
-        self._number_problem(node, what, f"write a number from {low:g} to {high:g}")
+        self._number_problem(node, what, f"write a number from {low:.12g} to {high:.12g}")
         return default
 
     def size(self, node: Node, what: str, low: int, default: int) -> int:

@@ -207,7 +207,8 @@ def _secret(reader: Reader, node: Node, what: str) -> SecretRef:
         return SecretRef(secret="")
     fields = reader.mapping(node, what, KEYS["secret"])
     if "secret" not in fields:
-        reader.wrong(node, f"`{what}` names no secret", "write `{secret: NAME}`")
+        if isinstance(node, Table) and not node.entries:
+            reader.wrong(node, f"`{what}` names no secret", "write `{secret: NAME}`")
         return SecretRef(secret="")
     return SecretRef(secret=sections.read_name(reader, fields["secret"][1], f"{what}.secret"))
 

@@ -97,6 +97,8 @@ def parse_yaml(text: str, source: str) -> Node:
         events: Iterator[Any] = parser.parse(text)
         for event in events:
             builder.take(event)
+    except ManifestError:
+        raise
     except MarkedYAMLError as error:
         raise _syntax(source, error) from error
     except YAMLError as error:

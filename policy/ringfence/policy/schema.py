@@ -1,0 +1,235 @@
+"""JSON Schemas of both files, for editors. The parser decides; a schema only knows keys, shapes and words.
+
+The committed files in `schemas/` are what these functions make; a test holds them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ringfence.policy import kernel_file, manifest, resources, sections
+from ringfence.policy.reader import API_VERSION
+
+Schema = dict[str, Any]
+
+_DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
+_TEXT: Final[Schema] = {"type": "string", "minLength": 1}
+_NAME: Final[Schema] = {"type": "string", "pattern": "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"}
+_NAMES: Final[Schema] = {"type": "array", "items": _NAME, "uniqueItems": True}
+_WORD: Final[Schema] = {"type": ["string", "number", "boolean"]}
+_SIZE: Final[Schema] = {"type": ["string", "integer"], "description": "bytes, such as 256Mi or 1Gi"}
+_COUNT: Final[Schema] = {"type": ["string", "number"], "description": "a number, such as 10000 or 200k"}
+_DURATION: Final[Schema] = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(ms|s|m|h|d)$"}
+_RATE: Final[Schema] = {"type": "string", "pattern": "^[0-9]+/[smhd]$"}
+_RULE: Final[Schema] = {
+    "description": "one action with what it may be done to",
+    "anyOf": [
+        {"type": "string", "pattern": "^[a-z]+(\\.[a-z]+)?$"},
+        {
+            "type": "object",
+            "minProperties": 1,
+            "maxProperties": 1,
+            "additionalProperties": {
+                "anyOf": [
+                    _TEXT,
+                    {
+                        "type": "object",
+                        "properties": {
+                            "database": _TEXT,
+                            "tables": {"type": "array", "items": _TEXT, "minItems": 1},
+                            "models": {"type": "array", "items": _TEXT, "minItems": 1},
+                            "peers": {"type": "array", "items": _TEXT, "minItems": 1},
+                            "agents": {"type": "array", "items": _TEXT, "minItems": 1},
+                            "names": {"type": "array", "items": _TEXT, "minItems": 1},
+                        },
+                        "additionalProperties": False,
+                    },
+                ]
+            },
+        },
+    ],
+}
+_RULES: Final[Schema] = {"type": "array", "items": _RULE}
+_SECRET: Final[Schema] = {
+    "type": "object",
+    "properties": {"secret": _NAME},
+    "required": ["secret"],
+    "additionalProperties": False,
+}
+
+
+def _words(*words: str) -> Schema:
+    return {"enum": list(words)}
+
+
+def _object(keys: Sequence[str], properties: Mapping[str, Schema], required: Sequence[str] = ()) -> Schema:
+    """An object with exactly the parser's keys; a key without a schema, or one the parser lacks, is a mistake here."""
+    if set(keys) != set(properties):
+        raise ValueError(f"the schema and the parser differ in {sorted(set(keys) ^ set(properties))}")
+    made: Schema = {
+        "type": "object",
+        "properties": {key: properties[key] for key in keys},
+        "additionalProperties": False,
+    }
+    return {**made, "required": list(required)} if required else made
+
+
+def _sandbox() -> Schema:
+    mount = _object(sections.KEYS["mount"], {"source": _TEXT, "target": _TEXT}, ("source", "target"))
+    return _object(
+        sections.KEYS["sandbox"],
+        {
+            "backend": _words(*sections.BACKENDS),
+            "workspace": _words("mediated", "direct"),
+            "memory": _SIZE,
+            "pids": {"type": "integer", "minimum": 1},
+            "cpu": {"type": "number", "exclusiveMinimum": 0},
+            "disk": _SIZE,
+            "timeout": _DURATION,
+            "mounts": {"type": "array", "items": mount},
+        },
+    )
+
+
+def _budgets() -> Schema:
+    return _object(
+        sections.KEYS["budgets"],
+        {
+            "rate": {"type": "object", "additionalProperties": _RATE},
+            "total": _object(sections.TOTALS, dict.fromkeys(sections.TOTALS, _COUNT)),
+            "context": _object(
+                sections.KEYS["context"],
+                {"max_tokens": _COUNT, "on_overflow": _words("page", "refuse")},
+                ("max_tokens",),
+            ),
+        },
+    )
+
+
+def _when() -> Schema:
+    return _object(
+        sections.KEYS["when"],
+        {
+            "action": _TEXT,
+            "if": _words(*sections.FACTS),
+            "then": _words("ask", "deny"),
+            "require": _object(sections.KEYS["require"], {"fresh": _DURATION}, ("fresh",)),
+        },
+        ("action",),
+    )
+
+
+def _file(
+    kind: str, keys: Sequence[str], properties: Mapping[str, Schema], required: Sequence[str]
+) -> Schema:
+    head = {"apiVersion": {"const": API_VERSION}, "kind": {"const": kind}}
+    made = _object(keys, {**head, **properties}, ("apiVersion", "kind", *required))
+    return {"$schema": _DRAFT, "title": f"Ringfence {kind}", **made}
+
+
+def manifest_schema() -> Schema:
+    """The schema of an agent's manifest."""
+    labels: Schema = {"type": "object", "additionalProperties": _WORD}
+    run = _object(
+        sections.KEYS["run"],
+        {
+            "command": {"type": "array", "items": _WORD, "minItems": 1},
+            "workspace": _TEXT,
+            "env": {"type": "object", "additionalProperties": _WORD},
+        },
+        ("command",),
+    )
+    permissions = _object(
+        manifest.KEYS["permissions"], {"roles": _NAMES, "allow": _RULES, "ask": _RULES, "deny": _RULES}
+    )
+    spec = _object(
+        manifest.KEYS["spec"],
+        {
+            "run": run,
+            "sandbox": _sandbox(),
+            "permissions": permissions,
+            "delegates": _NAMES,
+            "serve": {},
+            "when": {"type": "array", "items": _when()},
+            "budgets": _budgets(),
+            "approvals": _object(sections.KEYS["approvals"], {"expire": _DURATION, "linger": _DURATION}),
+            "restart": _object(
+                sections.KEYS["restart"],
+                {
+                    "policy": _words(*sections.RESTARTS),
+                    "max": {"type": "integer", "minimum": 0},
+                    "resume": _words("replay", "own"),
+                },
+            ),
+            "schedule": _object(
+                sections.KEYS["schedule"], {"cron": _TEXT, "every": _DURATION, "timezone": _TEXT}
+            ),
+            "priority": _words(*sections.PRIORITIES),
+        },
+        ("run",),
+    )
+    metadata = _object(sections.KEYS["metadata"], {"name": _NAME, "labels": labels}, ("name",))
+    return _file("Agent", manifest.KEYS[""], {"metadata": metadata, "spec": spec}, ("metadata", "spec"))
+
+
+def _resource(kind: str, properties: Mapping[str, Schema], required: Sequence[str]) -> Schema:
+    shared: dict[str, Schema] = {
+        "type": {"const": kind},
+        "environment": _NAME,
+        "untrusted": {"type": "boolean"},
+    }
+    return _object(resources.KEYS[kind], {**shared, **properties}, ("type", *required))
+
+
+def _auth() -> Schema:
+    basic = _object(
+        resources.KEYS["basic"], {"username": _TEXT, "password": _SECRET}, ("username", "password")
+    )
+    header = _object(resources.KEYS["header"], {"name": _TEXT, "value": _SECRET}, ("name", "value"))
+    made = _object(resources.KEYS["auth"], {"bearer": _SECRET, "basic": basic, "header": header})
+    return {**made, "minProperties": 1, "maxProperties": 1}
+
+
+def kernel_schema() -> Schema:
+    """The schema of the operator's file."""
+    web: dict[str, Schema] = {
+        "base": {"type": "string", "pattern": "^https?://"},
+        "auth": _auth(),
+        "timeout": _DURATION,
+    }
+    number: Schema = {"type": "number", "minimum": 0}
+    kinds = [
+        _resource("postgres", {"dsn": {"anyOf": [_TEXT, _SECRET]}, "embedded": {"type": "boolean"}}, ()),
+        _resource(
+            "http",
+            {
+                **web,
+                "effects": {"type": "object", "additionalProperties": _words(*resources.EFFECTS)},
+                "idempotency_header": _TEXT,
+            },
+            ("base",),
+        ),
+        _resource(
+            "llm",
+            {
+                **web,
+                "protocol": _words(*resources.PROTOCOLS),
+                "models": {"type": "array", "items": _TEXT, "minItems": 1},
+                "price": _object(resources.KEYS["price"], {"input": number, "output": number}),
+            },
+            ("base",),
+        ),
+    ]
+    role = _object(kernel_file.KEYS["role"], {"allow": _RULES, "ask": _RULES, "deny": _RULES})
+    ceilings = _object(kernel_file.KEYS["ceilings"], {"deny": _RULES, "ask": _RULES, "budgets": _budgets()})
+    spec = _object(
+        kernel_file.KEYS["spec"],
+        {
+            "resources": {"type": "object", "additionalProperties": {"oneOf": kinds}},
+            "ceilings": ceilings,
+            "roles": {"type": "object", "additionalProperties": role},
+            "sandbox": _sandbox(),
+        },
+    )
+    return _file("Kernel", kernel_file.KEYS[""], {"spec": spec}, ("spec",))

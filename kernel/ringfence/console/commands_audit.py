@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from ringfence.console import render
 from ringfence.console.documents import as_record
-from ringfence.console.durations import parse_time
+from ringfence.console.durations import parse_time, plural
 from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
 from ringfence.console.render import Column, RunningTable
 from ringfence.console.session import Commands, Session
@@ -132,7 +132,7 @@ def _export(session: Session, documents: Iterable[Mapping[str, Any]], target: Pa
     if session.as_json:
         render.emit({"file": str(target), "rows": rows})
     else:
-        render.say(f"{rows} records in {safe(target)}")
+        render.say(f"{plural(rows, 'record')} in {safe(target)}")
     return ExitCode.OK
 
 

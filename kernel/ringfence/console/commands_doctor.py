@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfence.console import render
-from ringfence.console.durations import size
+from ringfence.console.durations import plural, size
 from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
 from ringfence.console.session import Commands, Session
 from ringfence.console.text import pad, safe
@@ -60,7 +60,7 @@ def doctor(session: Session) -> int:
     _show(checks)
     if missing:
         raise ConsoleError(
-            f"{len(missing)} required pieces are missing: {', '.join(missing)}; mend them as listed"
+            f"{plural(len(missing), 'required piece')} missing: {', '.join(missing)}; mend them as listed"
         )
     return ExitCode.OK
 

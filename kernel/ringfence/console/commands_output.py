@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from ringfence.console import render
-from ringfence.console.durations import size, span
+from ringfence.console.durations import plural, size, span
 from ringfence.console.errors import ExitCode
 from ringfence.console.render import Column, RunningTable
 from ringfence.console.session import Commands, Session
@@ -102,7 +102,7 @@ def pull(session: Session, agent: str, path: str, target: Path, force: bool) -> 
         document = {"to": str(target.absolute()), "files": pulled.files, "size_bytes": pulled.size_bytes}
         render.emit({**document, "skipped": skipped})
     else:
-        render.say(f"{pulled.files} files, {size(pulled.size_bytes)} in {safe(target)}")
+        render.say(f"{plural(pulled.files, 'file')}, {size(pulled.size_bytes)} in {safe(target)}")
     return ExitCode.OK
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import click
 from ringfence.console import render
 from ringfence.console.documents import as_record, items, records
-from ringfence.console.durations import size
+from ringfence.console.durations import plural, size
 from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.render import Column
 from ringfence.console.session import Commands, Session
@@ -60,7 +60,9 @@ def points(session: Session, words: tuple[str, ...]) -> int:
     _print_points(session, found)
     bad = [f"{point['agent']}/{point['id']}" for point in found if not point.get("verified")]
     if bad:
-        raise ConsoleError(f"{len(bad)} of {len(found)} points can't be read back: {', '.join(bad[:10])}")
+        raise ConsoleError(
+            f"{len(bad)} of {plural(len(found), 'point')} can't be read back: {', '.join(bad[:10])}"
+        )
     return ExitCode.OK
 
 
@@ -99,7 +101,7 @@ def rollback(session: Session, agent: str, **options: Unpack[_RollbackOptions]) 
     conflicts = items(document, "conflicts")
     if conflicts:
         raise ConsoleError(
-            f"{len(conflicts)} changes of others were left as they are; pull what matters, "
+            f"{plural(len(conflicts), 'change')} of others left as found; pull what matters, "
             "undo it there, and roll back again with `--path`",
             ExitCode.CONFLICT,
         )
@@ -172,6 +174,9 @@ def _points(session: Session, agent: str, *, verify: bool) -> list[dict[str, Any
 def _print_points(session: Session, found: Sequence[Mapping[str, Any]]) -> None:
     if session.as_json:
         render.emit(found)
+    elif found and "agent" in found[0]:
+        columns = (Column(title="AGENT", flex=True), *_POINTS)
+        render.table(columns, [[safe(point["agent"]), *_point_row(point)] for point in found])
     elif found:
         render.table(_POINTS, [_point_row(point) for point in found])
     else:
@@ -199,7 +204,7 @@ def _print_rollback(session: Session, document: Mapping[str, Any]) -> None:
     preview = document.get("preview")
     changes = records(document, "changes")
     verb = "would go" if preview else "went"
-    render.say(f"{verb} back to step {safe(document.get('to_step', '?'))}: {len(changes)} changes")
+    render.say(f"{verb} back to step {safe(document.get('to_step', '?'))}: {plural(len(changes), 'change')}")
     for change in changes:
         words = [
             render.coloured(safe(change.get("action", ""))),

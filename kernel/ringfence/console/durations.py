@@ -92,6 +92,11 @@ def size(count: float) -> str:
     return f"{value:.1f} {_SIZE_UNITS[-1]}"
 
 
+def plural(number: int, noun: str) -> str:
+    """Write a number of things: `1 change`, `3 changes`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def count(number: float) -> str:
     """Write a count briefly: `950`, `12.4k`, `3.1M`."""
     for limit, suffix in ((1_000_000_000, "G"), (1_000_000, "M"), (10_000, "k")):

@@ -38,7 +38,7 @@ def test_a_required_wall_is_missing(walls, run, tmp_path) -> None:
     assert result.exit_code == 1
     assert "missing  landlock" in result.stdout
     assert "fix: use Linux 5.13 or newer" in result.stdout
-    assert result.stderr == "ringfence: 1 required pieces are missing: landlock; mend them as listed\n"
+    assert result.stderr == "ringfence: 1 required piece missing: landlock; mend them as listed\n"
     report = run("doctor", "--json", "--data", tmp_path / "new")
     assert report.exit_code == 1
     document = json.loads(report.stdout)

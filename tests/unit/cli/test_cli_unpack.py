@@ -195,7 +195,7 @@ def test_pull(door, run, tmp_path) -> None:
     data = tar_of(("a", "file", b"1234"), ("l\x1b", "link", "/etc/passwd"))
     door.answers["Pull"] = lambda _: [data]
     result = run("pull", "bot", "out", "--to", tmp_path / "in")
-    assert (result.exit_code, result.stdout) == (0, f"1 files, 4 B in {tmp_path}/in\n")
+    assert (result.exit_code, result.stdout) == (0, f"1 file, 4 B in {tmp_path}/in\n")
     assert "left `l\\x1b` behind: it links to an absolute path" in result.stderr
     assert (door.asked("Pull").agent, door.asked("Pull").path) == ("bot", "out")
     report = json.loads(run("pull", "bot", "--to", tmp_path / "two", "--json").stdout)

@@ -108,4 +108,4 @@ class AsyncCheckpoint(Restored):
         lane = self._caller.lanes.current()
         check_quiet(lane, self._caller.lanes.running)
         number = self.version if version is None else version
-        return await self._caller.run(operations.checkpoint_save(state, number, lane.next_child))
+        return await self._caller.step(operations.checkpoint_save(state, number, lane.next_child))

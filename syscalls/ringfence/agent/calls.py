@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ringfence.agent.lanes import ThreadLanes
     from ringfence.agent.operations import Operation, Script
     from ringfence.agent.session import Session
+    from ringfence.v1.syscalls_pb2 import Reply
 
 T = TypeVar("T")
 
@@ -27,9 +28,22 @@ class Caller:
         Raises:
             RingfenceError: typed, as the kernel gives it.
         """
+        return operation.decode(wire.result_of(self._reply(operation)))
+
+    def step(self, operation: Operation[None]) -> int:
+        """Make one call of which only the step it got is of interest.
+
+        Raises:
+            RingfenceError: typed, as the kernel gives it.
+        """
+        reply = self._reply(operation)
+        wire.result_of(reply)
+        return reply.step
+
+    def _reply(self, operation: Operation[Any]) -> Reply:
         lane = self.lanes.current()
         arguments = wire.encode(operation.action, operation.arguments)
-        return operation.decode(wire.result_of(self._session.call(lane, operation.action, arguments)))
+        return self._session.call(lane, operation.action, arguments)
 
     def script(self, script: Script[T]) -> T:
         """Make the calls of a script, one after the other, and give what it returns."""

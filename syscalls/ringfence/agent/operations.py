@@ -215,11 +215,11 @@ def state_transaction(
     )
 
 
-def checkpoint_save(state: Any, version: int, next_child: int) -> Operation[int]:
+def checkpoint_save(state: Any, version: int, next_child: int) -> Operation[None]:
     """Save the program's own state."""
     wire.check_plain("the checkpoint", state)
     arguments: Json = {"state": state, "schema_version": version, "next_child": next_child}
-    return Operation("checkpoint.save", arguments, lambda r: int(r.get("step", 0)))
+    return Operation("checkpoint.save", arguments, lambda _: None)
 
 
 # --- time and chance

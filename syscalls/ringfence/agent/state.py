@@ -189,4 +189,4 @@ class Checkpoint(Restored):
         lane = self._caller.lanes.current()
         check_quiet(lane, self._caller.lanes.running)
         number = self.version if version is None else version
-        return self._caller.run(operations.checkpoint_save(state, number, lane.next_child))
+        return self._caller.step(operations.checkpoint_save(state, number, lane.next_child))

@@ -80,12 +80,12 @@ def restored(state: object, version: int) -> pb.Welcome:
 
 def test_a_checkpoint_says_where_its_lanes_go_on(kernel):
     kernel.welcome = restored({"page": 3}, 1)
-    kernel.bodies["checkpoint.save"] = lambda _: {"step": 12}
+    kernel.bodies["checkpoint.save"] = lambda _: {"step": 1}
     with agent.boot() as rf:
         assert rf.checkpoint.restored == {"page": 3}
         assert rf.checkpoint.restored_version == 1
         rf.thread(rf.now).join()
-        assert rf.checkpoint.save({"page": 4}) == 12
+        assert rf.checkpoint.save({"page": 4}) == 2
         rf.checkpoint.save([1], version=9)
     assert kernel.places() == [("0.2", 0), ("0", 7), ("0", 8)]
     assert kernel.arguments(1) == {"state": {"page": 4}, "schema_version": 1, "next_child": 3}
@@ -123,10 +123,10 @@ def test_a_checkpoint_that_can_not_be_read_is_an_error(kernel, welcome, version,
 
 async def test_asyncio_reads_and_saves_the_same(kernel):
     kernel.welcome = restored({"page": 3}, 1)
-    kernel.bodies["checkpoint.save"] = lambda _: {"step": 12}
+    kernel.bodies["checkpoint.save"] = lambda _: {"step": 1}
     async with agent.boot_async(checkpoint_version=2, upgraders={1: lambda old: old["page"]}) as rf:
         assert rf.checkpoint.restored == 3
-        assert await rf.checkpoint.save({"page": 4}) == 12
+        assert await rf.checkpoint.save({"page": 4}) == 1
     assert kernel.arguments() == {"state": {"page": 4}, "schema_version": 2, "next_child": 2}
 
 

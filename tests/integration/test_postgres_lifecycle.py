@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from ringfence.kernel.journal.types import JournalError
 from ringfence.kernel.postgres import EmbeddedPostgres, PostgresError
-from ringfence.kernel.postgres.process import server_pids
+from ringfence.kernel.postgres.leftovers import server_pids
 
 pytestmark = [pytest.mark.postgres]
 

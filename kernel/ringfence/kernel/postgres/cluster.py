@@ -7,9 +7,9 @@ import shutil
 import signal
 import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
-from ringfence.kernel.postgres import binaries, process
+from ringfence.kernel.postgres import binaries, leftovers, process
 from ringfence.kernel.postgres.accounts import initdb_identity
 from ringfence.kernel.postgres.errors import PostgresError, from_output
 
@@ -62,7 +62,7 @@ class Cluster:
 
     async def clear(self) -> None:
         """Ends what a dead kernel or a dead postmaster left running, and removes what it left lying."""
-        await process.end_leftovers(self.layout.data)
+        await leftovers.end_leftovers(self.layout.data, self.layout.server_lock)
         self.layout.clear_stale()
 
     async def ensure(self) -> None:
@@ -95,9 +95,7 @@ class Cluster:
             *("--no-instructions", "--data-checksums"),
         ]
         with tempfile.TemporaryFile() as output:
-            child = process.spawn(
-                argv, directory=self.root, identity=maker, output=output, death_signal=signal.SIGTERM
-            )
+            child = self._spawn(argv, maker, output, signal.SIGTERM)
             try:
                 code = await child.wait()
             except BaseException:
@@ -120,13 +118,23 @@ class Cluster:
         ]
         with layout.start_log.open("wb") as output:
             # When the kernel dies, the server is to stop as it does when it is asked to.
+            return self._spawn(argv, layout.identity(), output, signal.SIGINT)
+
+    def _spawn(
+        self, argv: list[str], identity: Identity, output: IO[bytes], on_death: signal.Signals
+    ) -> Child:
+        lock = leftovers.take_server_lock(self.layout.server_lock)
+        try:
             return process.spawn(
                 argv,
                 directory=self.root,
-                identity=layout.identity(),
+                lock=lock,
+                identity=identity,
                 output=output,
-                death_signal=signal.SIGINT,
+                death_signal=on_death,
             )
+        finally:
+            os.close(lock)  # the child has its own
 
 
 def _fsync_directory(path: Path) -> None:

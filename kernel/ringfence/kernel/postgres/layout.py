@@ -2,6 +2,7 @@
 
     <data>/postgres/          this user's; others may pass through it, as the server's own user must
         lock                  held by the kernel that runs the server
+        server.lock           held by the server and all it forked, until the last of them has ended
         conf/                 written anew at each start
         data/                 the cluster; the server's user's, as are the next two
         run/                  the socket
@@ -85,6 +86,7 @@ class Layout:
         log: where the server logs.
         conf: its configuration.
         start_log: what its programs print before they log.
+        server_lock: tells whether any process of a server lives.
     """
 
     def __init__(self, data_dir: Path) -> None:
@@ -96,6 +98,7 @@ class Layout:
         self.log = self.root / "log"
         self.conf = self.root / "conf"
         self.start_log = self.root / "start.log"
+        self.server_lock = self.root / "server.lock"
 
     def prepare(self) -> None:
         """Makes the directory that holds the rest.

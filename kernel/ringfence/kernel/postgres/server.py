@@ -160,12 +160,15 @@ class EmbeddedPostgres:
         self._ready.clear()
         child, self._child = self._child, None
         cluster, self._cluster = self._cluster, None
-        if child is not None:
-            await child.stop()
-        if cluster is not None:
-            await cluster.clear()
-            cluster.close()
-        self._lock.release()
+        try:
+            if child is not None:
+                await child.stop()
+            if cluster is not None:
+                await cluster.clear()
+        finally:
+            if cluster is not None:
+                cluster.close()
+            self._lock.release()
 
     async def _launch(self, cluster: Cluster) -> Child:
         """Starts the server once and waits until it answers.

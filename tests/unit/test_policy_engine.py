@@ -86,6 +86,23 @@ def test_deny_beats_ask_beats_allow_in_every_order(order: tuple[int, ...]) -> No
             assert {item.verdict for item in rules if item.id == decision.rules[0]} == {strongest}
 
 
+def test_casbin_itself_denies_what_a_deny_matches() -> None:
+    made = policy(
+        'fs.read: "/workspace/**"', ask=('fs.read: "/workspace/b"',), deny=('fs.*: "/workspace/a"',)
+    )
+    rows = made._action("fs.read")
+    for path, allowed, rules in (
+        ("/workspace/a", False, ["d1"]),
+        ("/workspace/b", True, ["a1", "r1"]),
+        ("/workspace/c", True, ["r1"]),
+    ):
+        assert rows.decide(engine.subject("path", path)) == (
+            allowed,
+            [row for row in rows.rows if row.rule.id in rules],
+        )
+    assert policy()._action("fs.read").decide(engine.subject("path", "/workspace/a")) == (False, [])
+
+
 def test_reasons_name_the_rule_and_where_it_stands() -> None:
     made = policy(
         'fs.*: "/workspace/**"',

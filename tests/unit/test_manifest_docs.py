@@ -1,0 +1,31 @@
+"""Every example in the reference of both files is accepted, and every form of a rule in it too."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ringfence.policy.kernel_file import parse_kernel_file
+from ringfence.policy.manifest import KEYS, parse_manifest, parse_rule
+
+TEXT = (Path(__file__).parents[2] / "docs" / "manifest.md").read_text(encoding="utf-8")
+
+
+def test_both_examples_are_accepted_and_supported() -> None:
+    manifest, kernel_file = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+    assert parse_manifest(manifest).unsupported() == []
+    assert set(parse_kernel_file(kernel_file).roles) == {"clerk"}
+
+
+def test_the_forms_of_rules_are_accepted() -> None:
+    rules = TEXT.partition("## Rules")[2].partition("## Patterns")[0]
+    forms = re.findall(r"^\|[^|]*\|[^|]*\| `([a-z.*A-Z]+(?:: [^`]*)?)`", rules, re.MULTILINE)
+    assert len(forms) == 8
+    for form in forms:
+        assert parse_rule(form).text
+
+
+def test_every_key_of_a_manifest_is_explained() -> None:
+    for keys in KEYS.values():
+        for key in keys:
+            assert re.search(rf"\b{key}\b", TEXT), key

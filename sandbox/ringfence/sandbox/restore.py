@@ -23,25 +23,31 @@ class _Merged:
 
     before: PointPath
     accepted: frozenset[str]
-    parent_mtime_ns: int | None
 
 
-def _merge(manifests: Sequence[PointManifest], path: str | None) -> dict[str, _Merged]:
+def _merge(manifests: Sequence[PointManifest], path: str | None) -> tuple[dict[str, _Merged], dict[str, int]]:
+    """Collapse points in order from the newest; also the oldest known times of the directories around the paths."""
     merged: dict[str, _Merged] = {}
+    times: dict[str, int] = {}
     for manifest in manifests:
         for entry in manifest.paths:
             if path is not None and not beneath(entry.path, path):
                 continue
-            parent_mtime = manifest.parents.get(parent(entry.path))
+            above = parent(entry.path)
+            if above in manifest.parents:
+                times[above] = manifest.parents[above]
+                around = merged.get(above)
+                if around is not None and around.before.kind == "directory":
+                    # A newer point holds the directory itself, with the time that this older call had moved.
+                    around.before = dataclasses.replace(around.before, mtime_ns=times[above])
             known = merged.get(entry.path)
             if known is None:
                 # The newest call may have been refused after its point was taken: then its before-image still stands.
                 after = manifest.expect.get(entry.path, entry.before)
-                merged[entry.path] = _Merged(entry, frozenset({after, entry.before}), parent_mtime)
+                merged[entry.path] = _Merged(entry, frozenset({after, entry.before}))
             else:
                 known.before = entry
-                known.parent_mtime_ns = parent_mtime if parent_mtime is not None else known.parent_mtime_ns
-    return merged
+    return merged, times
 
 
 def plan(workspace: Workspace, manifests: Sequence[PointManifest], path: str | None) -> RestorePlan:
@@ -50,7 +56,7 @@ def plan(workspace: Workspace, manifests: Sequence[PointManifest], path: str | N
     Raises:
         WorkspaceError: the workspace can't be read.
     """
-    merged = _merge(manifests, path)
+    merged, times = _merge(manifests, path)
     reasons: dict[str, str] = {}
     unchanged: list[str] = []
     items: dict[str, RestoreItem] = {}
@@ -69,7 +75,7 @@ def plan(workspace: Workspace, manifests: Sequence[PointManifest], path: str | N
             action=_action(view.before, current),
             current=current,
             before=view.before,
-            parent_mtime_ns=view.parent_mtime_ns,
+            parent_mtime_ns=times.get(parent(name)),
         )
     _drop_blocked(workspace, items, reasons)
     return RestorePlan(
@@ -228,7 +234,9 @@ class _Unlocked:
 
     def unlock(self, directory: str) -> None:
         facts = self._tree.find(directory)
-        if facts is None or facts.st_mode & stat.S_IRWXU == stat.S_IRWXU or os.geteuid() == 0:
+        if facts is None or not stat.S_ISDIR(facts.st_mode) or os.geteuid() == 0:
+            return
+        if facts.st_mode & stat.S_IRWXU == stat.S_IRWXU:
             return
         self._modes.setdefault(directory, stat.S_IMODE(facts.st_mode))
         self._set(directory, stat.S_IMODE(facts.st_mode) | stat.S_IRWXU)
@@ -236,7 +244,7 @@ class _Unlocked:
     def lock(self) -> None:
         while self._modes:
             directory, mode = self._modes.popitem()
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 self._set(directory, mode)
 
     def forget(self, directory: str) -> None:

@@ -171,6 +171,8 @@ class SnapshotStore:
     def restore(self, workspace: Workspace, plan: Sequence[RestoreItem]) -> None:
         """Bring paths back exactly: content, modes, owners (as root), times, attributes, links, empty directories.
 
+        The directories around them get their times back too.
+
         All content is verified and staged before anything is touched, so a damaged store or a full disk changes nothing. A
         restore that a crash cut off can be run again with the same items.
 

@@ -149,11 +149,7 @@ class _Reader:
 
     def _change(self, where: str, kind: Kind, facts: os.stat_result) -> Change:
         path = f"{WORKSPACE}/{where}" if where else WORKSPACE
-        try:
-            same = normalise(path) == path
-        except BadNameError:
-            same = False
-        if not same:
+        if not _can_be_judged(path):
             raise ChangesError(
                 f"the command changed `{shown(path)}`, whose name can't be judged (only normalised Unicode without "
                 "invisible characters can); nothing was applied"
@@ -199,6 +195,15 @@ def _overlay_prefix(upper: Path) -> str:
     except FileNotFoundError:
         kind = "trusted" if os.geteuid() == 0 else "user"
     return f"{kind}.overlay."
+
+
+def _can_be_judged(path: str) -> bool:
+    """Whether policy, the journal and the agent all mean the same by this name."""
+    try:
+        path.encode()
+        return normalise(path) == path
+    except (BadNameError, UnicodeEncodeError):
+        return False
 
 
 def _names(directory: Path) -> list[str]:

@@ -67,8 +67,9 @@ def _rules(job: Job) -> list[tuple[str, int]]:
 
 
 def _verify() -> None:
-    with open("/proc/self/status", encoding="ascii") as file:
-        status = dict(line.split(":", 1) for line in file)
+    # INVARIANT: nothing here may import, not even a codec: the interpreter's own files may be out of reach by now.
+    with open("/proc/self/status", "rb") as file:
+        status = dict(line.decode("utf-8", "replace").split(":", 1) for line in file)
     for name, wanted in _STATUS_WANTED.items():
         found = int(status[name].strip(), _HEXADECIMAL)
         if found != wanted:
@@ -87,9 +88,9 @@ def become_program(job: Job, *, pids_in_group: bool, memory_in_group: bool) -> N
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     linux.prctl(linux.PR_SET_DUMPABLE, 1)
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+    with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
         # A group short of memory must lose the program, not the reaper that reports its end.
-        file.write(str(_OOM_SCORE))
+        file.write(str(_OOM_SCORE).encode())
     # A uid's processes are counted over all its sandboxes: with a group of its own this is only a second bound.
     processes = 2 * job["pids"] + 8 if pids_in_group else job["pids"] + 1
     limits = {

@@ -25,7 +25,7 @@ _GROUP_USES = {
     "memory": ("the memory limit", "memory is measured, and the sandbox is killed over the limit"),
     "pids": ("the limit of processes", "RLIMIT_NPROC bounds processes per user"),
     "cpu": ("the share of processors", "processor time is not bounded"),
-    "freezer": ("pause", "processes are stopped by signal"),
+    "freezer": ("pause", "processes are stopped by signal, and stopped again where they wake themselves"),
 }
 
 
@@ -151,8 +151,8 @@ def _attempt(name: str, action: Callable[[], None], detail: str, fix: str) -> Fo
             problem = ""
         except Refused as refusal:
             problem = str(refusal)
-        except OSError as error:
-            problem = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the wall does not stand
+            problem = f"{type(error).__name__}: {error}"
         finally:
             os.write(write, problem.encode())
             os._exit(0)

@@ -1,0 +1,130 @@
+"""A process that owns one backend, as a kernel does: it can be an ordinary user, and it can be killed.
+
+Orders come as lines of JSON on standard input, each with an id; answers go the same way, in any order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+from ringfence.sandbox import changes
+from ringfence.sandbox.native import NativeSandbox, linux, seccomp
+from ringfence.sandbox.types import CommandSpec, Limits, ProgramSpec
+
+
+class Host:
+    def __init__(self, data: Path) -> None:
+        self.box = NativeSandbox(data)
+        self.programs: dict[int, Any] = {}
+        self.tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def start(self, stdout: str, stderr: str, **spec: Any) -> dict[str, int]:
+        fds = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) for path in (stdout, stderr)]
+        try:
+            spec = common(spec, "image", "socket_dir")
+            program = await self.box.start(ProgramSpec(**spec, stdout_fd=fds[0], stderr_fd=fds[1]))
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self.programs[program.pid] = program
+        return {"pid": program.pid}
+
+    async def wait(self, pid: int) -> dict[str, Any]:
+        ended = await self.programs[pid].wait()
+        return {"reason": ended.reason.value, "code": ended.code}
+
+    async def kill(self, pid: int) -> None:
+        await self.programs[pid].kill()
+
+    async def pause(self, pid: int) -> None:
+        await self.programs[pid].pause()
+
+    async def resume(self, pid: int) -> None:
+        await self.programs[pid].resume()
+
+    async def command(self, **spec: Any) -> dict[str, Any]:
+        spec = common(spec, "lower", "scratch")
+        done = await self.box.run_command(CommandSpec(**spec))
+        return {
+            "reason": done.exit.reason.value,
+            "code": done.exit.code,
+            "upper": str(done.upper),
+            "stdout": str(done.stdout),
+            "stderr": str(done.stderr),
+            "stdout_bytes": done.stdout_bytes,
+            "stderr_bytes": done.stderr_bytes,
+        }
+
+    async def cancel(self, order: int) -> None:
+        task = self.tasks[order]
+        task.cancel()
+        await asyncio.wait([task])
+
+    async def sweep(self) -> list[str]:
+        return list(await self.box.sweep())
+
+    async def walls(self) -> list[dict[str, Any]]:
+        found = await asyncio.to_thread(self.box.walls)
+        return [
+            {"name": wall.name, "ok": wall.ok, "fix": wall.fix, "required": wall.required} for wall in found
+        ]
+
+    async def changes(self, upper: str, lower: str) -> str:
+        return changes.read_changes(Path(upper), Path(lower)).to_json()
+
+    async def apply(self, upper: str, live: str, changes_json: str, uid: int | None) -> None:
+        found = changes.ChangeSet.from_json(changes_json)
+        await asyncio.to_thread(lambda: changes.apply_changes(Path(upper), Path(live), found, uid=uid))
+
+    async def discard(self, scratch: str) -> None:
+        changes.discard(Path(scratch))
+
+    async def lock_down(self) -> None:
+        """From now on this process is on a host that refuses namespaces."""
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+        seccomp.install(seccomp.program())
+
+    async def peak_bytes(self) -> dict[str, int]:
+        return {
+            "own": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "launchers": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        }
+
+    async def answer(self, order: dict[str, Any]) -> None:
+        reply: dict[str, Any] = {"id": order["id"]}
+        try:
+            reply["result"] = await getattr(self, order["op"])(**order["arguments"])
+        except asyncio.CancelledError:
+            reply["error"], reply["kind"] = "cancelled", "CancelledError"
+        except Exception as error:  # noqa: BLE001 - the test decides what it means
+            reply["error"], reply["kind"] = str(error), type(error).__name__
+        print(json.dumps(reply), flush=True)
+
+    async def serve(self) -> None:
+        reader = asyncio.StreamReader(limit=1 << 26)
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+        )
+        while line := await reader.readline():
+            order = json.loads(line)
+            self.tasks[order["id"]] = asyncio.create_task(self.answer(order))
+
+
+def common(spec: dict[str, Any], *paths: str) -> dict[str, Any]:
+    spec = dict(spec)
+    for name in paths:
+        spec[name] = Path(spec[name])
+    spec["readonly"] = [Path(path) for path in spec.get("readonly", [])]
+    spec["limits"] = Limits(**spec.get("limits", {}))
+    spec["stdin"] = spec.get("stdin", "").encode()
+    return spec
+
+
+if __name__ == "__main__":
+    asyncio.run(Host(Path(sys.argv[1])).serve())

@@ -1,0 +1,299 @@
+"""One suite for every backend and mode: `root` gives each agent a uid, `user` is an ordinary user's kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ORDINARY_UID = 47110
+AGENT_UID = 247110
+ANSWER_S = 60
+PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin") or ""
+CANARY = "host-canary-4711"
+_SOURCE = Path(__file__).parents[2] / "sandbox"
+
+
+class BackendError(Exception):
+    """What the backend raised; `kind` is the name of the exception."""
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Host:
+    """The process that owns a backend."""
+
+    def __init__(self, mode: str, data: Path, source: Path) -> None:
+        ordinary = mode == "user" and os.geteuid() == 0
+        identity: dict[str, Any] = (
+            {"user": ORDINARY_UID, "group": ORDINARY_UID, "extra_groups": []} if ordinary else {}
+        )
+        self.process = subprocess.Popen(
+            [PYTHON if ordinary else sys.executable, str(source / "backend_host.py"), str(data)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"PYTHONPATH": str(source), "PATH": os.environ["PATH"], "CANARY": CANARY},
+            cwd="/",
+            **identity,
+        )
+        self._waiting: dict[int, Future[Any]] = {}
+        self._next = 0
+        self._lock = threading.Lock()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            reply = json.loads(line)
+            future = self._waiting.pop(reply["id"])
+            if "error" in reply:
+                future.set_exception(BackendError(reply["error"], reply["kind"]))
+            else:
+                future.set_result(reply["result"])
+        for future in self._waiting.values():
+            future.set_exception(BackendError("the host is gone", "HostGone"))
+
+    def begin(self, op: str, **arguments: Any) -> tuple[int, Future[Any]]:
+        assert self.process.stdin is not None
+        with self._lock:
+            self._next += 1
+            number = self._next
+        future: Future[Any] = Future()
+        self._waiting[number] = future
+        order = json.dumps({"id": number, "op": op, "arguments": arguments})
+        self.process.stdin.write(order.encode() + b"\n")
+        self.process.stdin.flush()
+        return number, future
+
+    def call(self, op: str, **arguments: Any) -> Any:
+        return self.begin(op, **arguments)[1].result(ANSWER_S)
+
+    def end(self) -> None:
+        """Kill it as a crash would."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+@dataclass
+class Running:
+    """A program that was started."""
+
+    host: Host
+    pid: int
+    stdout: Path
+    stderr: Path
+
+    def wait(self) -> tuple[str, int]:
+        ended = self.host.call("wait", pid=self.pid)
+        return ended["reason"], ended["code"]
+
+    def kill(self) -> None:
+        self.host.call("kill", pid=self.pid)
+
+
+@dataclass
+class Done:
+    """A command that ended."""
+
+    reason: str
+    code: int
+    upper: Path
+    out: str
+    err: str
+    facts: dict[str, Any]
+
+
+@dataclass
+class Box:
+    """One test's use of a backend in one mode."""
+
+    mode: str
+    place: Path
+    host: Host
+    source: Path
+    owner: int | None
+    hosts: list[Host] = field(default_factory=list)
+    token: str = field(default_factory=lambda: f"token-{uuid.uuid4().hex}")
+    number: int = 0
+
+    @property
+    def data(self) -> Path:
+        return self.place / "data"
+
+    @property
+    def uid(self) -> int | None:
+        return AGENT_UID if self.mode == "root" else None
+
+    def directory(self, name: str, files: dict[str, str] | None = None, *, owner: int | None = None) -> Path:
+        """A directory that the sandbox's user owns, with files in it."""
+        top = self.place / name
+        top.mkdir(mode=0o755)
+        for relative, text in (files or {}).items():
+            path = top / relative
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        self.give(top, owner)
+        return top
+
+    def give(self, top: Path, owner: int | None = None) -> None:
+        owner = self.owner if owner is None else owner
+        if owner is not None:
+            for path in (top, *top.rglob("*")):
+                os.lchown(path, owner, owner)
+
+    def fresh(self, name: str) -> str:
+        self.number += 1
+        return f"{name}-{self.number}"
+
+    def another_host(self) -> Host:
+        """A second kernel process on the same data directory."""
+        host = Host(self.mode, self.data, self.source)
+        self.hosts.append(host)
+        return host
+
+    def program(
+        self, argv: list[str], *, files: dict[str, str] | None = None, host: Host | None = None, **more: Any
+    ) -> Running:
+        """Start a program."""
+        host = host or self.host
+        name = self.fresh("program")
+        image = self.directory(f"{name}-image", files)
+        sockets = more.pop("socket_dir", None) or self.directory(f"{name}-sockets")
+        # The kernel's own user owns what it opens for output.
+        logs = self.directory(
+            f"{name}-logs", owner=ORDINARY_UID if self.mode == "user" and os.geteuid() == 0 else None
+        )
+        stdout, stderr = logs / "stdout", logs / "stderr"
+        env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "TOKEN": self.token, **more.pop("env", {})}
+        spec = {
+            "agent": "agent-1",
+            "argv": argv,
+            "env": env,
+            "image": str(image),
+            "socket_dir": str(sockets),
+            **more,
+        }
+        reply = host.call("start", stdout=str(stdout), stderr=str(stderr), uid=self.uid, **spec)
+        return Running(host, reply["pid"], stdout, stderr)
+
+    def python(self, code: str, *arguments: str, **more: Any) -> Running:
+        """Start a Python program; its processes carry the token on their command lines."""
+        return self.program([PYTHON, "-I", "-S", "-c", code, self.token, *arguments], **more)
+
+    def command_spec(self, argv: list[str], workspace: Path, **more: Any) -> dict[str, Any]:
+        kernel = ORDINARY_UID if self.mode == "user" and os.geteuid() == 0 else None
+        scratch = self.directory(self.fresh("scratch"), owner=kernel)
+        env = {"PATH": "/usr/local/bin:/usr/bin:/bin", **more.pop("env", {})}
+        return {
+            "agent": "agent-1",
+            "argv": argv,
+            "env": env,
+            "lower": str(workspace),
+            "scratch": str(scratch),
+            "uid": self.uid,
+            **more,
+        }
+
+    def run(self, script: str, workspace: Path, *, argv: list[str] | None = None, **more: Any) -> Done:
+        """Run a shell script, or `argv`, as a command to its end."""
+        spec = self.command_spec(argv or ["/bin/sh", "-c", script, self.token], workspace, **more)
+        facts = self.host.call("command", **spec)
+        out = Path(facts["stdout"]).read_text(errors="replace")
+        err = Path(facts["stderr"]).read_text(errors="replace")
+        return Done(facts["reason"], facts["code"], Path(facts["upper"]), out, err, facts)
+
+    def changes(self, done: Done, workspace: Path) -> list[list[Any]]:
+        text = self.host.call("changes", upper=str(done.upper), lower=str(workspace))
+        return json.loads(text)["changes"]
+
+    def alive(self) -> list[int]:
+        """Processes of this test's sandboxes on the whole host."""
+        found: list[int] = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    if self.token.encode() in (entry / "cmdline").read_bytes():
+                        found.append(int(entry.name))
+                except OSError:
+                    continue
+        return found
+
+    def records(self) -> list[Path]:
+        return sorted((self.data / "sandboxes").glob("*.json"))
+
+
+@pytest.fixture(scope="session", params=["root", "user"])
+def mode(request: pytest.FixtureRequest) -> str:
+    if request.param == "root" and os.geteuid() != 0:
+        pytest.skip("only root can give each agent a uid of its own")
+    if request.param == "user" and os.geteuid() == 0 and not PYTHON:
+        pytest.skip("an ordinary user needs a Python below /usr")
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def backend_source() -> Iterator[Path]:
+    """The backend where any user can read it."""
+    place = Path(tempfile.mkdtemp(prefix="ringfence-source-"))
+    place.chmod(0o755)
+    shutil.copytree(_SOURCE / "ringfence", place / "ringfence", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(Path(__file__).with_name("backend_host.py"), place)
+    subprocess.run(["chmod", "-R", "a+rX", str(place)], check=True)
+    yield place
+    shutil.rmtree(place)
+
+
+@pytest.fixture(scope="module")
+def module_box(mode: str, backend_source: Path) -> Iterator[Box]:
+    """A backend whose process serves a whole test module."""
+    place = Path(tempfile.mkdtemp(prefix="ringfence-conformance-"))
+    place.chmod(0o755)
+    kernel = ORDINARY_UID if mode == "user" and os.geteuid() == 0 else None
+    owner = kernel if mode == "user" else AGENT_UID
+    box = Box(mode, place, None, backend_source, owner)  # type: ignore[arg-type] # the host needs the directory first
+    box.directory("data", owner=kernel)
+    if kernel is not None:
+        os.chown(place, kernel, kernel)
+    box.host = Host(mode, box.data, backend_source)
+    yield box
+    for host in (box.host, *box.hosts):
+        host.end()
+    subprocess.run(["chmod", "-R", "u+rwX", str(place)], check=False)
+    shutil.rmtree(place)
+
+
+@pytest.fixture
+def box(module_box: Box) -> Box:
+    """The module's backend with a token of this test's own."""
+    module_box.token = f"token-{uuid.uuid4().hex}"
+    return module_box
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here starts real sandboxes."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.sandbox)

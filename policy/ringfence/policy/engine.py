@@ -35,6 +35,7 @@ m = row_matches(r.query, p.row)
 """
 _CACHE_ENTRIES: Final = 2048
 _CACHE_TEXT: Final = 512
+_CACHE_ACTIONS: Final = 256
 _SHOWN: Final = 200
 
 
@@ -207,7 +208,7 @@ class AgentPolicy:
                 if applies(row.rule.action_pattern, action, forbids=row.verdict is not Verdict.ALLOW)
             ]
             found = _Action(action, rows)
-            if len(self._actions) < _CACHE_ENTRIES:
+            if len(self._actions) < _CACHE_ACTIONS:
                 self._actions[action] = found
         return found
 

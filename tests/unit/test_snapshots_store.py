@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,19 @@ def test_a_store_that_is_a_file_refuses(tmp_path, workspace, live):
         store.capture("p1", workspace, ["/workspace/f"])
     with pytest.raises(SnapshotError, match="can't be used"):
         store.put_record("p1", {})
+
+
+def test_a_store_on_another_file_system(workspace, live):
+    if not Path("/dev/shm").is_dir() or Path("/dev/shm").stat().st_dev == live.stat().st_dev:
+        pytest.skip("there is no second file system")
+    data = os.urandom(3_000_000)
+    (live / "f").write_bytes(data)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as other:
+        store = SnapshotStore(Path(other) / "points")
+        store.capture("p1", workspace, ["/workspace/f"], expect={"/workspace/f": "absent"})
+        (live / "f").unlink()
+        store.restore(workspace, store.plan_restore(workspace, ["p1"]).items)
+    assert (live / "f").read_bytes() == data
 
 
 def test_the_cost_follows_what_is_touched(store, workspace, live, tmp_path):

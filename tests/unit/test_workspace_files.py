@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import stat
 import subprocess
@@ -10,6 +12,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from ringfence.sandbox import openat
 from ringfence.sandbox.workspace import Workspace, WorkspaceError
 
 
@@ -163,6 +166,28 @@ def test_move_never_replaces(workspace, live):
     assert (live / "new/parent/d/sub").is_dir()
     workspace.move("/workspace/l", "/workspace/m")
     assert (live / "m").readlink() == Path("/nowhere")
+
+
+def test_move_on_a_file_system_that_can_not_rename_without_replacing(workspace, live, monkeypatch):
+    def refuse(*_):
+        ctypes.set_errno(errno.EINVAL)
+        return -1
+
+    monkeypatch.setattr(openat, "_renameat2_call", refuse)
+    (live / "f").write_text("f")
+    (live / "d/sub").mkdir(parents=True)
+    (live / "l").symlink_to("f")
+    for name in ("f", "d", "l"):
+        kind = workspace.stat(f"/workspace/{name}").kind
+        workspace.move(f"/workspace/{name}", f"/workspace/new/{name}")
+        assert workspace.stat(f"/workspace/new/{name}").kind == kind
+        assert workspace.fingerprint(f"/workspace/{name}") == "absent"
+        (live / name).write_text("in the way")
+        assert (
+            reason(lambda each=name: workspace.move(f"/workspace/new/{each}", f"/workspace/{each}"))
+            == "Conflict"
+        )
+    assert (live / "new/d/sub").is_dir()
 
 
 def test_delete(workspace, live):

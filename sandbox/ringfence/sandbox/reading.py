@@ -187,14 +187,7 @@ class WorkspaceReader:
         Raises:
             WorkspaceError: not there, or not a directory.
         """
-        try:
-            fd = self.tree.open(path, openat.DIRECTORY)
-        except OSError as error:
-            if error.errno == errno.ENOTDIR and self.tree.find(path) is not None:
-                raise WorkspaceError(
-                    "InvalidRequest", f"`{shown(path)}` is not a directory; read it instead"
-                ) from None
-            raise workspace_error(error, path) from error
+        fd = self._open_directory(path)
         try:
             with os.scandir(fd) as entries:
                 names = sorted(entry.name for entry in entries)
@@ -204,6 +197,16 @@ class WorkspaceReader:
         finally:
             os.close(fd)
         return [info for info in found if info is not None]
+
+    def _open_directory(self, path: str) -> int:
+        try:
+            return self.tree.open(path, openat.DIRECTORY)
+        except OSError as error:
+            if error.errno == errno.ENOTDIR and self.tree.find(path) is not None:
+                raise WorkspaceError(
+                    "InvalidRequest", f"`{shown(path)}` is not a directory; name one"
+                ) from None
+            raise workspace_error(error, path) from error
 
     def names(self, path: str = WORKSPACE) -> Iterator[tuple[str, bool]]:
         """All paths beneath a directory in path order, each with whether it is a directory; links not followed.
@@ -218,10 +221,7 @@ class WorkspaceReader:
                 yield here, directory
             if not directory:
                 continue
-            try:
-                fd = self.tree.open(here, openat.DIRECTORY)
-            except OSError as error:
-                raise workspace_error(error, here) from error
+            fd = self._open_directory(here)
             try:
                 with os.scandir(fd) as entries:
                     found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)

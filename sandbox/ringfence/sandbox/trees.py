@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -149,35 +150,34 @@ def extract_tar(
         WorkspaceError: not an archive, a name that leads out, a device, a hard link to nothing, a name given twice, or too
             much. A part may have been unpacked.
     """
-    destination.mkdir(parents=True, exist_ok=True)
-    tree = Tree(destination, uid=uid)
-    stream = source.open("rb") if isinstance(source, Path) else source
-    times: list[tuple[str, int, int]] = []
     try:
-        with tarfile.open(fileobj=stream, mode="r|*", errorlevel=1) as archive:
-            left = max_bytes
-            for member in archive:
-                left -= member.size if member.isreg() else 0
-                if left < 0:
-                    raise WorkspaceError(
-                        "NoSpace", f"the archive unpacks to more than {max_bytes} bytes; send less"
-                    )
-                _extract(archive, member, tree, times)
-        for path, mode, mtime_ns in reversed(times):
-            _finish_directory(tree, path, mode, mtime_ns)
-        openat.sync_filesystem(tree.fd)
+        destination.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            tree = stack.enter_context(contextlib.closing(Tree(destination, uid=uid)))
+            stream = stack.enter_context(source.open("rb")) if isinstance(source, Path) else source
+            with tarfile.open(fileobj=stream, mode="r|*", errorlevel=1) as archive:
+                _extract_all(archive, tree, max_bytes)
+            openat.sync_filesystem(tree.fd)
     except tarfile.TarError as error:
-        raise WorkspaceError(
-            "InvalidRequest", f"not a whole tar archive: {str(error).lower()}; send it again"
-        ) from error
+        detail = str(error).lower()
+        raise WorkspaceError("InvalidRequest", f"not a whole tar archive: {detail}; send it again") from error
     except BadNameError as error:
         raise WorkspaceError("InvalidRequest", f"in the archive, {error}") from error
     except OSError as error:
-        raise workspace_error(error, str(error.filename or destination)) from error
-    finally:
-        tree.close()
-        if isinstance(source, Path):
-            stream.close()
+        raise _at(error, str(error.filename or destination)) from error
+
+
+def _extract_all(archive: tarfile.TarFile, tree: Tree, left: int) -> None:
+    directories: list[tuple[str, int, int]] = []
+    limit = left
+    for member in archive:
+        left -= member.size if member.isreg() else 0
+        if left < 0:
+            raise WorkspaceError("NoSpace", f"the archive unpacks to more than {limit} bytes; send less")
+        _extract(archive, member, tree, directories)
+    # Bits and times of directories come last, since they may forbid what comes into them.
+    for path, mode, mtime_ns in reversed(directories):
+        _finish_directory(tree, path, mode, mtime_ns)
 
 
 def _extract(

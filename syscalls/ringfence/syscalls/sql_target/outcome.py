@@ -7,6 +7,7 @@ import time
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from psycopg import errors
 from ringfence.syscalls.errors import CallFailed, Deadline
 from ringfence.syscalls.sql_target.records import Identity
 from ringfence.syscalls.sql_target.session import IDLE_TIMEOUT_S, Session, transaction
@@ -23,11 +24,7 @@ _IDENTITY: Final = """
 select (select system_identifier from pg_catalog.pg_control_system())::text, d.oid::text, d.datname
 from pg_catalog.pg_database d where d.datname = current_database()
 """
-# An id from the future means that the target was put back to an older state: nothing can be said then.
-_STATUS: Final = """
-select case when $1::xid8 < pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())
-  then pg_catalog.pg_xact_status($1::xid8) end
-"""
+_STATUS: Final = "select pg_catalog.pg_xact_status($1::xid8)"
 
 
 class Status(StrEnum):
@@ -47,7 +44,13 @@ async def identify(session: Session) -> Identity:
 
 async def status_of(session: Session, xid: str) -> Status:
     """What became of a transaction; UNKNOWN where the target no longer knows."""
-    found = await session.value(_STATUS, [xid])
+    await session.execute("savepoint ringfence_status")
+    try:
+        found = await session.value(_STATUS, [xid])
+    except errors.InvalidParameterValue:
+        # An id from the future: the target was put back to an older state, so nothing can be said.
+        await session.execute("rollback to savepoint ringfence_status")
+        return Status.UNKNOWN
     return Status.UNKNOWN if found is None else Status(found)
 
 

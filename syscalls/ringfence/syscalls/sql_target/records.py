@@ -1,7 +1,7 @@
 """The record of one write: rows before and after as text, and the transaction that changed them.
 
-It lies in the snapshot store, durable before the target commits, and is all that recovery and rollback need. The
-text is what the types' own output functions wrote, so rows come back byte for byte.
+It lies in the snapshot store, durable before the target commits, and is all that recovery and rollback need.
+The text is what the types' own output functions wrote, so rows come back byte for byte.
 """
 
 from __future__ import annotations

@@ -189,7 +189,8 @@ async def _copy(job: _Job, info: TableInfo) -> list[RawRow]:
     if shape.alias:
         words += ["as", quoted(shape.alias)]
     if shape.condition:
-        # On lines of its own: the condition can't reach beyond its parentheses, which the lexer found balanced.
+        # On lines of its own: the condition can't reach beyond its parentheses, which the lexer found
+        # balanced.
         words += ["where (", texts[1], ")"]
     if job.statement.kind is not Kind.TRUNCATE:
         words += ["for update of", quoted(name)]

@@ -75,7 +75,7 @@ $(VENV)/.made:
 	if [ -z "$$python" ]; then \
 		echo 'no Python 3.11 or later on the PATH: install one, or run make PYTHON=/path/to/python3' >&2; exit 1; \
 	fi; \
-	if ! "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+	if ! "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 		echo "\`$$python\` is not a Python 3.11 or later: give another with PYTHON=" >&2; exit 1; \
 	fi; \
 	if ! "$$python" -c 'import ensurepip, venv' 2>/dev/null; then \

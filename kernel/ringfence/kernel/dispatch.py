@@ -324,7 +324,8 @@ class Dispatcher:
         answer: list[bytes] = []
 
         def finish(done: object) -> bytes:
-            result = encode_result(row, body.finish(flight.arguments, done))
+            # A checkpoint is named by the step that saved it; nothing else about it is news.
+            result = encode_result(row, body.finish(flight.arguments, flight.step if done is None else done))
             previous: dict[str, int] | None = getattr(done, "previous", None)
             if previous is not None:
                 flight.add_point(sorted(previous), "state", 0)

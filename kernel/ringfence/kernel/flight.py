@@ -84,7 +84,7 @@ class Flight:
         self.plan = _NO_PLAN
         self.effect = row.effect
         self.effect_id = ""
-        self.epoch = -1
+        self.epoch: int = -1
         self.judgement: Judgement | None = None
         self.questions: list[Question] = []
         self.extra_rules: list[str] = []

@@ -139,6 +139,8 @@ class Outcomes:
     def remember(flight: Flight, row: Row) -> None:
         """A process that was restarted while this call ran asks for it again."""
         thread = flight.thread
+        if flight.point is not None and flight.point["kind"] == "workspace":
+            thread.environment.touched(q.resource for q in flight.questions if isinstance(q.resource, str))
         if flight.generation != thread.generation:
             thread.replay.add(flight.stored(row))
         if row.effect_id:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ringfence.kernel.budgets import Budgets
@@ -16,7 +17,7 @@ from ringfence.kernel.environment import (
     interpreter_directories,
     sandbox_path,
 )
-from ringfence.kernel.journal.types import AgentRecord
+from ringfence.kernel.journal.types import AgentKey, AgentRecord
 from ringfence.kernel.recovery import settle_unfinished
 from ringfence.kernel.replay import Lineage, Replay
 from ringfence.kernel.resources import Resources
@@ -41,9 +42,26 @@ class Ownership:
     layout: Layout
     resources: Resources
     sandbox: Sandbox
+    adopting: dict[AgentKey, asyncio.Task[Thread]] = field(
+        default_factory=dict[AgentKey, "asyncio.Task[Thread]"]
+    )
 
     async def adopt(self, record: AgentRecord) -> Thread:
-        """Build the thread of an agent this kernel owns and settle what a dead kernel left of it."""
+        """Build the thread of an agent this kernel owns and settle what a dead kernel left of it.
+
+        An operator may ask for an agent while it is being taken over: both get the same thread.
+        """
+        thread = self.core.threads.get(record.key)
+        if thread is not None and record.key not in self.adopting:
+            return thread
+        work = self.adopting.get(record.key)
+        if work is None:
+            work = asyncio.create_task(self._adopt(record))
+            self.adopting[record.key] = work
+            work.add_done_callback(lambda _: self.adopting.pop(record.key, None))
+        return await asyncio.shield(work)
+
+    async def _adopt(self, record: AgentRecord) -> Thread:
         manifest = parse_manifest(record.manifest, record.source)
         rights = await self._rights(record, manifest)
         counts = await self.core.store.counts(record.key)
@@ -65,13 +83,15 @@ class Ownership:
         )
         thread.steps = int(counts.get("max_step", 0))
         await self.core.journal.adopt(record.key)
-        self.core.threads[record.key] = thread
+        await asyncio.to_thread(thread.environment.workspace.sweep)
         await self.load_replay(thread)
         unknown = await settle_unfinished(self.core, thread)
         if unknown and thread.state not in ("killed", "failed"):
             thread.state = "unknown"
             thread.waiting_for = f"the outcome of step {unknown[0]}"
             await self.core.store.set_agent(thread.key, state=thread.state, waiting_for=thread.waiting_for)
+        # INVARIANT: nobody sees a thread before the calls that a dead kernel left are settled.
+        self.core.threads[record.key] = thread
         return thread
 
     async def load_replay(self, thread: Thread) -> None:

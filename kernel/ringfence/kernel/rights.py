@@ -44,7 +44,7 @@ class Rights:
         epoch: int,
     ) -> None:
         self.agent = agent
-        self.epoch = epoch
+        self.epoch: int = epoch
         self.grants = {g.id: g for g in grants}
         self.limited = frozenset(g.id for g in grants if g.uses_left is not None)
         ends = [g.expires_at for g in grants if g.expires_at is not None]

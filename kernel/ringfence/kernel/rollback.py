@@ -10,6 +10,7 @@ branch              a new branch whose prefix is the journal up to the cut; noth
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
 from collections.abc import Sequence
@@ -29,6 +30,9 @@ from ringfence.sandbox.snapshots import RestorePlan, SnapshotError
 from ringfence.syscalls.errors import Killed
 from ringfence.syscalls.sql_target import restore as sql_restore
 
+COVERS_MAX = 256
+"""Most things that the journal names of one point; its manifest has all of them."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Undo:
@@ -41,6 +45,7 @@ class Undo:
     )
     state_conflicts: list[str] = field(default_factory=list[str])
     sql: dict[str, sql_restore.SqlRestorePlan] = field(default_factory=dict[str, sql_restore.SqlRestorePlan])
+    late_conflicts: list[str] = field(default_factory=list[str])
     not_undoable: list[StoredRow] = field(default_factory=list[StoredRow])
 
 
@@ -120,16 +125,20 @@ class Rollback:
             if point is None:
                 if row.outcome in ("ok", "unknown") and row.effect in ("EXTERNAL", "DESTROY"):
                     undo.not_undoable.append(row)
-            elif point["kind"] == "workspace":
+                continue
+            if point["kind"] in ("workspace", "rollback"):
                 file_points.append(point["id"])
-            elif point["kind"] == "sql" and path is None:
-                record = await asyncio.to_thread(thread.environment.snapshots.load, point["id"])
-                if record is None:
-                    raise conflict(
-                        f"the rollback point {point['id']} is gone from the store; nothing was changed"
-                    )
-                records.setdefault(str(record.extra["resource"]), []).append(record.extra)
+            if point["kind"] in ("sql", "rollback") and path is None:
+                for record in await self._sql_records(thread, point):
+                    records.setdefault(str(record["resource"]), []).append(record)
         return file_points, records
+
+    @staticmethod
+    async def _sql_records(thread: Thread, point: dict[str, Any]) -> Sequence[Any]:
+        manifest = await asyncio.to_thread(thread.environment.snapshots.load, point["id"])
+        if manifest is None:
+            raise conflict(f"the rollback point {point['id']} is gone from the store; nothing was changed")
+        return manifest.extra.get("sql", ()) if point["kind"] == "rollback" else (manifest.extra,)
 
     async def _plan_sql(
         self, thread: Thread, resource: str, images: Sequence[Any]
@@ -195,26 +204,17 @@ class Rollback:
 
     async def _carry_out(self, thread: Thread, undo: Undo, step: int, path: str | None) -> dict[str, Any]:
         environment = thread.environment
-        covers: list[str] = []
-        files = undo.files
         async with environment.lock():
-            if files is not None and files.items:
-                paths = [item.path for item in files.items]
-                try:
-                    await asyncio.to_thread(
-                        environment.snapshots.capture, f"p{step}", environment.workspace, paths
-                    )
-                except SnapshotError as error:
-                    raise conflict(
-                        f"no point could be taken from just before: {error}; nothing was changed"
-                    ) from error
-                covers += paths
-                await self._core.failpoints.reach("rollback:before_restore")
-                await asyncio.to_thread(environment.snapshots.restore, environment.workspace, files.items)
-                await self._core.failpoints.reach("rollback:after_restore")
+            covers = await self._take_point(thread, undo, step)
+            await self._core.failpoints.reach("rollback:before_restore", thread.id)
+            if undo.files is not None and undo.files.items:
+                await asyncio.to_thread(
+                    environment.snapshots.restore, environment.workspace, undo.files.items
+                )
+            await self._core.failpoints.reach("rollback:after_restore", thread.id)
             for resource, plan in undo.sql.items():
-                await sql_restore.restore(environment.sql[resource], plan)
-                covers.append(f"sql {resource}")
+                report = await sql_restore.restore(environment.sql[resource], plan)
+                undo.late_conflicts += [f"{c.table.resource(resource)}: {c.reason}" for c in report.conflicts]
             if undo.state:
                 items = [
                     (now.key, now.version, before.value if before else None) for now, before in undo.state
@@ -223,13 +223,46 @@ class Rollback:
                 undo.state_conflicts += [f"state `{key}` was changed meanwhile" for key in lost]
         environment.forget_masks()
         branch = await self._branch(thread, undo.cut) if path is None else thread.branch
-        point = f"p{step}" if files is not None and files.items else ""
+        point = f"p{step}" if covers else ""
         await self._outcome(thread, step, undo, point, covers)
         if path is None:
             await self._ownership.switch_branch(thread, branch)
         thread.lanes.clear()
         await self._processes.set_state(thread, "paused", waiting_for="an operator, after a rollback")
         return {"point": point or None, "branch": branch, "step": step}
+
+    async def _take_point(self, thread: Thread, undo: Undo, step: int) -> list[str]:
+        """Keep the state from just before. A rollback that a crash cut short keeps the point it had taken."""
+        environment = thread.environment
+        files = [] if undo.files is None else [*undo.files.items]
+        covers = [item.path for item in files]
+        covers += [f"sql {name}" for name, plan in undo.sql.items() if plan.items]
+        covers += [f"state {now.key}" for now, _ in undo.state]
+        store = environment.snapshots
+        if not covers or await asyncio.to_thread(store.load, f"p{step}") is not None:
+            return covers
+        records = [
+            await sql_restore.take_point(environment.sql[name], plan)
+            for name, plan in undo.sql.items()
+            if plan.items
+        ]
+        # With what each path will be afterwards, so that a rollback can itself be undone without conflicts.
+        capture = functools.partial(
+            store.capture,
+            f"p{step}",
+            environment.workspace,
+            [item.path for item in files],
+            expect={item.path: item.before.before for item in files},
+            extra={"sql": records},
+            beneath=False,
+        )
+        try:
+            await asyncio.to_thread(capture)
+        except SnapshotError as error:
+            raise conflict(
+                f"no point could be taken from just before: {error}; nothing was changed"
+            ) from error
+        return covers
 
     async def _branch(self, thread: Thread, cut: int) -> int:
         record = await self._core.store.add_branch(thread.key, thread.branch, cut)
@@ -242,11 +275,10 @@ class Rollback:
             "grants": [],
         }
         if point:
-            files = [c for c in covers if c.startswith("/")]
             body["point"] = {
                 "id": point,
-                "kind": "workspace",
-                "covers": files,
+                "kind": "rollback",
+                "covers": covers[:COVERS_MAX],
                 "size_bytes": 0,
                 "verified": True,
             }

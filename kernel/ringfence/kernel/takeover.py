@@ -69,8 +69,6 @@ class Takeover:
         """Take over agents whose kernel is gone, settle their calls, and start again what was running."""
         core = self._kernel.core
         for record in await core.store.claim_agents(core.kernel, self._fence):
-            if record.key in core.threads:
-                continue
             if not self._kernel.layout.agent(record.id).is_dir():
                 text = f"its files are not on this host; its data directory is another than `{self._kernel.layout.data}`"
                 await core.store.set_agent(record.key, state="failed", error=text)

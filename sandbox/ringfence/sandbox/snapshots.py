@@ -193,6 +193,24 @@ class SnapshotStore:
                 )
             restore.run(workspace.tree, workspace.fingerprint, self._blobs, plan)
 
+    def content(self, entry: PointPath) -> bytes:
+        """The bytes of a file as a point has them; empty where it has no file there.
+
+        Raises:
+            SnapshotError: they are not in the store, or not the ones that were kept.
+        """
+        if entry.kind != "file":
+            return b""
+        with self._guard():
+            if not self._is_whole(entry):
+                raise SnapshotError(
+                    f"the content of `{entry.path}` is damaged in the store; restore the store"
+                )
+            if entry.inline is not None:
+                return entry.inline
+            with open(self._blobs.open(entry.blob), "rb") as file:  # noqa: PTH123 - a descriptor
+                return file.read()
+
     def _is_whole(self, entry: PointPath) -> bool:
         if entry.kind != "file":
             return True

@@ -18,6 +18,7 @@ from struct import Struct
 from ringfence.kernel.journal.types import StoredRow
 
 HASH_BYTES = 32
+WORD_LENGTH_MAX = 64
 
 # chain, pos, step, started_us, duration_us; branch, lane_step; phase: each behind its length.
 _FIXED = Struct(">iqiqiqiqiqiiiiih")
@@ -34,9 +35,13 @@ def framed(data: bytes) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-@lru_cache(maxsize=4096)
 def framed_word(text: str) -> bytes:
     """Frame a text that recurs, such as an action."""
+    return _framed_short(text) if len(text) <= WORD_LENGTH_MAX else framed(text.encode())
+
+
+@lru_cache(maxsize=4096)
+def _framed_short(text: str) -> bytes:
     return framed(text.encode())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import re
 from collections.abc import AsyncGenerator
@@ -128,6 +129,12 @@ async def borrowed(pool: Pool) -> AsyncGenerator[Connection]:
         Unavailable: the database is away.
         JournalError: the database refused a statement.
     """
+    task = asyncio.current_task()
+    cancelled = task.cancelling() if task is not None else 0
     with journal_errors():
         async with pool.connection() as connection:
             yield connection
+    # Python 3.11's wait_for, on which the driver waits, drops a cancellation that comes together with the answer.
+    # Without this a task that asks the store in a loop could not be ended.
+    if task is not None and task.cancelling() > cancelled:
+        raise asyncio.CancelledError

@@ -85,7 +85,6 @@ class Flush:
     row_oid: int = 0
     began_us: int = 0
     attempts: list[Attempt] = field(default_factory=list[Attempt])
-    _known_keys: set[str] = field(default_factory=set[str])
 
     async def prepare(self) -> None:
         """Prepare the connection.

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -161,10 +162,9 @@ class GrantStore(NotifyStore):
                 if left <= 0:
                     raise TimeoutError(f"the owner has not acknowledged epoch {epoch} within {timeout_s:g} s")
                 # The poll finds what a lost notification or a lapsed lease doesn't announce.
-                try:
-                    await asyncio.wait_for(woken.wait(), min(left, ACK_POLL_S))
-                except TimeoutError:
-                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left, ACK_POLL_S)):
+                        await woken.wait()
         finally:
             await listener.stop()
 

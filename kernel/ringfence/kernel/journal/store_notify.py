@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 
 RECONNECT_FIRST_S = 0.05
 RECONNECT_MAX_S = 2.0
+STOP_AGAIN_S = 0.5
 
 Callback = Callable[[str, str], None]
 
@@ -39,8 +40,10 @@ class Listener:
 
     async def stop(self) -> None:
         """Stop listening; no callback comes after it returned."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        # Python 3.11's wait_for, on which the driver waits, may drop a cancellation: say it until it is heard.
+        while not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=STOP_AGAIN_S)
 
     async def _run(self) -> None:
         delay = RECONNECT_FIRST_S

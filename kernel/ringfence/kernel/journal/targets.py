@@ -30,3 +30,36 @@ async def ensure_target(admin_dsn: str, name: str) -> None:
             if made:
                 for query in ("own_database", "close_database"):
                     await connection.execute(sql.SQL(queries[query]).format(name=sql.Identifier(name)))
+
+
+async def run_script(dsn: str, script: str) -> None:
+    """Runs an operator's script of statements in one transaction: a schema, for example, which no agent may change.
+
+    Args:
+        dsn: of the target's database, as its owner.
+        script: statements without parameters.
+
+    Raises:
+        JournalError: the database refuses it; nothing of it was done.
+        Unavailable: the server can't be reached.
+    """
+    with journal_errors():
+        async with await psycopg.AsyncConnection.connect(dsn, **KEEPALIVE) as connection:
+            await connection.execute(script.encode())
+
+
+async def table_lines(dsn: str, table: str) -> list[str]:
+    """All rows of a table as PostgreSQL writes them, sorted: equal lists are equal tables.
+
+    Args:
+        dsn: of the target's database.
+        table: its name in the schema `public`.
+
+    Raises:
+        JournalError: there is no such table, or the database refuses.
+        Unavailable: the server can't be reached.
+    """
+    query = sql.SQL(statements("admin")["table_lines"]).format(table=sql.Identifier("public", table))
+    with journal_errors():
+        async with await psycopg.AsyncConnection.connect(dsn, **KEEPALIVE) as connection:
+            return [str(row[0]) for row in await (await connection.execute(query)).fetchall()]

@@ -163,7 +163,8 @@ class Journal:
         self._adoptions.append((agent, future))
         self._wake.set()
         try:
-            await asyncio.wait_for(future, self._patience_s)
+            async with asyncio.timeout(self._patience_s):
+                await future
         except TimeoutError:
             raise Unavailable("the database is not available") from None
 

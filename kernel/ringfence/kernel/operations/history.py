@@ -19,7 +19,6 @@ from ringfence.kernel.thread import Thread
 from ringfence.sandbox.snapshots import SnapshotError
 from ringfence.sandbox.types import SandboxError
 from ringfence.sandbox.workspace import WorkspaceError
-from ringfence.syscalls.sql_target import restore as sql_restore
 
 DIFF_BYTES_MAX = 256 << 10
 
@@ -69,7 +68,7 @@ def undo_document(undo: Undo) -> dict[str, Any]:
             {"kind": "file", "target": i.path, "action": i.action, "detail": ""} for i in undo.files.items
         ]
         conflicts += [
-            {"kind": "file", "target": path, "reason": "changed since by others"}
+            {"kind": "file", "target": path, "reason": undo.files.reasons.get(path, "")}
             for path in undo.files.conflicts
         ]
     for now, before in undo.state:
@@ -77,9 +76,15 @@ def undo_document(undo: Undo) -> dict[str, Any]:
         changes.append(
             {"kind": "state", "target": now.key, "action": action, "detail": f"version {now.version}"}
         )
+    conflicts += [{"kind": "sql", "target": text, "reason": text} for text in undo.late_conflicts]
     for plan in undo.sql.values():
-        changes += sql_restore.describe(plan)
-        conflicts += sql_restore.describe_conflicts(plan)
+        for entry in plan.describe():
+            key = ", ".join(f"{column}={value}" for column, value in entry["key"].items())
+            target = f"{entry['table']} {key}".strip()
+            if entry["action"] == "conflict":
+                conflicts.append({"kind": "sql", "target": target, "reason": entry["reason"]})
+            else:
+                changes.append({"kind": "row", "target": target, "action": entry["action"], "detail": ""})
     return {
         "to_step": undo.cut,
         "changes": changes,
@@ -146,7 +151,7 @@ async def diff(kernel: Kernel, name: str, start: str, end: str) -> dict[str, Any
     later: dict[str, Any] = {}
     for row in await _outcomes(kernel, thread, low):
         point = point_of(row)
-        if point is None or point["kind"] != "workspace":
+        if point is None or point["kind"] not in ("workspace", "rollback"):
             continue
         manifest = await asyncio.to_thread(thread.environment.snapshots.load, point["id"])
         if manifest is None:
@@ -301,5 +306,5 @@ async def audit_verify(kernel: Kernel) -> dict[str, Any]:
         "rows": report.rows,
         "chains": report.chains,
         "anchors": report.anchors,
-        "first_bad": report.first_bad,
+        "first_bad": None if report.first_bad is None else dict(report.first_bad),
     }

@@ -190,9 +190,13 @@ async def explain(kernel: Kernel, name: str, step: int) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(row.body)
     grants = {g.id: g for g in await kernel.core.store.grants(record.key, active=False)}
     thread = await kernel.thread(name)
-    texts = {r.id: (r.text, "manifest") for r in thread.manifest.rules}
-    texts |= {r.id: (r.text, "ceiling") for r in kernel.ownership.resources.file.ceilings.rules}
-    texts |= {g.id: (g.rule, g.origin) for g in grants.values()}
+    texts = {r.id: (r.text, "manifest", str(r.verdict)) for r in thread.manifest.rules}
+    texts |= {
+        r.id: (r.text, "ceiling", str(r.verdict)) for r in kernel.ownership.resources.file.ceilings.rules
+    }
+    texts |= {g.id: (g.rule, g.origin, g.verdict) for g in grants.values()}
+    more: dict[str, list[str]] = body.get("while_running") or {}
+    error: dict[str, str] = body.get("error") or {}
     wanted: list[str] = [*(body.get("rules") or []), *((body.get("while_running") or {}).get("rules") or [])]
     return {
         "step": row.step,
@@ -202,11 +206,12 @@ async def explain(kernel: Kernel, name: str, step: int) -> dict[str, Any]:
         "verdict": row.verdict,
         "outcome": row.outcome or None,
         "rules": [
-            {"id": r, "text": texts.get(r, ("", ""))[0], "origin": texts.get(r, ("", ""))[1]} for r in wanted
+            {"id": r, **dict(zip(("text", "origin", "verdict"), texts.get(r, ("", "", "")), strict=True))}
+            for r in wanted
         ],
         "grants": body.get("grants") or [],
         "epoch": body.get("epoch"),
         "policy_version": body.get("policy_version"),
-        "reason": (body.get("error") or {}).get("message") or body.get("reason") or "",
+        "reason": error.get("message") or body.get("reason") or "",
         "point": body.get("point"),
     }

@@ -39,3 +39,6 @@ alter database {name} owner to {name}
 -- name: close_database
 -- Other targets' roles have no business here.
 revoke connect on database {name} from public
+
+-- name: table_lines
+select t::text from {table} as t order by t::text collate "C"

@@ -197,7 +197,7 @@ async def explain(kernel: Kernel, name: str, step: int) -> dict[str, Any]:
     texts |= {g.id: (g.rule, g.origin, g.verdict) for g in grants.values()}
     more: dict[str, list[str]] = body.get("while_running") or {}
     error: dict[str, str] = body.get("error") or {}
-    wanted: list[str] = [*(body.get("rules") or []), *((body.get("while_running") or {}).get("rules") or [])]
+    wanted: list[str] = [*(body.get("rules") or []), *more.get("rules", [])]
     return {
         "step": row.step,
         "action": row.action,
@@ -205,13 +205,15 @@ async def explain(kernel: Kernel, name: str, step: int) -> dict[str, Any]:
         "effect": row.effect,
         "verdict": row.verdict,
         "outcome": row.outcome or None,
-        "rules": [
-            {"id": r, **dict(zip(("text", "origin", "verdict"), texts.get(r, ("", "", "")), strict=True))}
-            for r in wanted
-        ],
+        "rules": [_rule(r, texts.get(r, ("", "", ""))) for r in wanted],
         "grants": body.get("grants") or [],
         "epoch": body.get("epoch"),
         "policy_version": body.get("policy_version"),
         "reason": error.get("message") or body.get("reason") or "",
         "point": body.get("point"),
     }
+
+
+def _rule(rule: str, facts: tuple[str, str, str]) -> dict[str, str]:
+    text, origin, verdict = facts
+    return {"id": rule, "text": text, "origin": origin, "verdict": verdict}

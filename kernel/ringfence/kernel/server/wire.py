@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any, TypeAlias
 
-rpc: Any = importlib.import_module("grpc")
-aio: Any = importlib.import_module("grpc.aio")
-rich: Any = importlib.import_module("grpc_status.rpc_status")
-details: Any = importlib.import_module("google.rpc.error_details_pb2")
-statuses: Any = importlib.import_module("google.rpc.status_pb2")
+import grpc
+import grpc.aio
+from google.rpc import error_details_pb2, status_pb2  # pyright: ignore[reportMissingTypeStubs] - it has none
+from grpc_status import rpc_status
+
+rpc: Any = grpc
+aio: Any = grpc.aio
+rich: Any = rpc_status
+details: Any = error_details_pb2
+statuses: Any = status_pb2
 
 Context: TypeAlias = Any
 """The context of one call."""

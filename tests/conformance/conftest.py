@@ -27,6 +27,16 @@ PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin") or ""
 CANARY = "host-canary-4711"
 _SOURCE = Path(__file__).parents[2] / "sandbox"
 
+WORKSPACE_FILES = {
+    "a": "a\n",
+    "b": "b\n",
+    "data/1": "1",
+    "data/2": "2",
+    "data/deep/3": "3",
+    ".env": "secret\n",
+    "keep/k": "k",
+}
+
 
 class BackendError(Exception):
     """What the backend raised; `kind` is the name of the exception."""
@@ -297,3 +307,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.sandbox)
+
+
+@pytest.fixture
+def exec_place() -> Iterator[Path]:
+    top = Path(tempfile.mkdtemp(prefix="ringfence-exec-"))
+    top.chmod(0o755)
+    workspace = top / "workspace"
+    for name, text in WORKSPACE_FILES.items():
+        path = workspace / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    if os.geteuid() == 0:
+        for path in (workspace, *workspace.rglob("*")):
+            os.chown(path, 247111, 247111)
+    yield top
+    subprocess.run(["chmod", "-R", "u+rwX", str(top)], check=False)
+    shutil.rmtree(top)

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -133,6 +134,23 @@ async def recover(call: RecordedCall, *argv: str) -> Any:
     arguments = exec_run.Arguments(argv=list(argv))
     call.plan = exec_run.plan(arguments, call.env)
     return await exec_run.recover(call, arguments)
+
+
+def tree(top: Path) -> dict[str, tuple[int, int, bytes]]:
+    found: dict[str, tuple[int, int, bytes]] = {}
+    for path in sorted(top.rglob("*")):
+        facts = path.lstat()
+        data = path.read_bytes() if stat.S_ISREG(facts.st_mode) else b""
+        found[str(path.relative_to(top))] = (facts.st_mode, facts.st_uid, data)
+    return found
+
+
+def with_rules(place: Path, *deny: str, allow: list[str] | None = None) -> Environment:
+    return Environment(place, ALLOW_ALL if allow is None else allow, deny)
+
+
+def left_over(env: Environment) -> list[Path]:
+    return list(env.scratch_root.iterdir()) if env.scratch_root.exists() else []
 
 
 async def crash(place: Path, where: str, argv: list[str]) -> None:

@@ -4,73 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import stat
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from ringfence.sandbox.changes import ChangeSet, apply_changes
 from ringfence.syscalls import errors, exec_run
 from ringfence.syscalls.base import Effect, Rerun
 
 sys.path.insert(0, str(Path(__file__).parent))
-from exec_call import ALLOW_ALL, Environment, RecordedCall, recover, run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-FILES = {
-    "a": "a\n",
-    "b": "b\n",
-    "data/1": "1",
-    "data/2": "2",
-    "data/deep/3": "3",
-    ".env": "secret\n",
-    "keep/k": "k",
-}
-
-
-def tree(top: Path) -> dict[str, tuple[int, int, bytes]]:
-    found: dict[str, tuple[int, int, bytes]] = {}
-    for path in sorted(top.rglob("*")):
-        facts = path.lstat()
-        data = path.read_bytes() if stat.S_ISREG(facts.st_mode) else b""
-        found[str(path.relative_to(top))] = (facts.st_mode, facts.st_uid, data)
-    return found
+from exec_call import Environment, RecordedCall, left_over, recover, run, tree, with_rules
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
-    top = Path(tempfile.mkdtemp(prefix="ringfence-exec-"))
-    top.chmod(0o755)
-    workspace = top / "workspace"
-    for name, text in FILES.items():
-        path = workspace / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    if os.geteuid() == 0:
-        for path in (workspace, *workspace.rglob("*")):
-            os.chown(path, 247111, 247111)
-    yield top
-    subprocess.run(["chmod", "-R", "u+rwX", str(top)], check=False)
-    shutil.rmtree(top)
-
-
-@pytest.fixture
-def env(place: Path) -> Environment:
-    return Environment(place)
-
-
-def with_rules(place: Path, *deny: str, allow: list[str] | None = None) -> Environment:
-    return Environment(place, ALLOW_ALL if allow is None else allow, deny)
-
-
-def left_over(env: Environment) -> list[Path]:
-    return list(env.scratch_root.iterdir()) if env.scratch_root.exists() else []
+def env(exec_place: Path) -> Environment:
+    return Environment(exec_place)
 
 
 async def test_a_command_changes_the_workspace_behind_a_point(env: Environment) -> None:
@@ -133,8 +81,8 @@ async def test_without_changes_there_is_no_point_and_no_record(env: Environment)
         ('fs.*: "**/.env"', "mkdir later; echo x > later/.env"),
     ],
 )
-async def test_one_denied_path_discards_everything(place: Path, deny: str, command: str) -> None:
-    env = with_rules(place, deny)
+async def test_one_denied_path_discards_everything(exec_place: Path, deny: str, command: str) -> None:
+    env = with_rules(exec_place, deny)
     before = tree(env.workspace.root)
     call = RecordedCall(env)
     with pytest.raises(errors.Denied):
@@ -144,8 +92,8 @@ async def test_one_denied_path_discards_everything(place: Path, deny: str, comma
     assert left_over(env) == []
 
 
-async def test_what_nothing_allows_is_discarded(place: Path) -> None:
-    env = with_rules(place, allow=['exec.run: "*"', 'fs.write: "/workspace/out/**"'])
+async def test_what_nothing_allows_is_discarded(exec_place: Path) -> None:
+    env = with_rules(exec_place, allow=['exec.run: "*"', 'fs.write: "/workspace/out/**"'])
     with pytest.raises(errors.Denied):
         await run(RecordedCall(env), "sh", "-c", "echo x > a")
     with pytest.raises(errors.Denied):
@@ -154,15 +102,15 @@ async def test_what_nothing_allows_is_discarded(place: Path) -> None:
 
 
 @pytest.mark.parametrize("argv", [["rm", "a"], ["/bin/rm", "a"], ["./../bin/rm", "a"], ["/usr/bin/rm", "a"]])
-async def test_a_denied_program_is_denied_by_any_path(place: Path, argv: list[str]) -> None:
-    env = with_rules(place, 'exec.run: "rm *"')
+async def test_a_denied_program_is_denied_by_any_path(exec_place: Path, argv: list[str]) -> None:
+    env = with_rules(exec_place, 'exec.run: "rm *"')
     with pytest.raises(errors.Denied):
         await run(RecordedCall(env), *argv)
     assert (env.workspace.root / "a").exists()
 
 
-async def test_a_denied_file_is_hidden_from_every_command(place: Path) -> None:
-    env = with_rules(place, 'fs.*: "/workspace/.env"', 'fs.read: "/workspace/data/deep/**"')
+async def test_a_denied_file_is_hidden_from_every_command(exec_place: Path) -> None:
+    env = with_rules(exec_place, 'fs.*: "/workspace/.env"', 'fs.read: "/workspace/data/deep/**"')
     for command in ("cat .env", "cat /workspace/.env", "cp .env copy", "cat data/deep/3", "grep -r secret ."):
         result = await run(RecordedCall(env), "sh", "-c", command)
         assert b"secret" not in result.stdout.replace(b"grep", b"")
@@ -310,100 +258,3 @@ async def test_a_point_that_cannot_be_taken_stops_the_apply(env: Environment) ->
         await run(call, "sh", "-c", "echo x > a")
     assert tree(env.workspace.root) == before
     assert call.progress is None
-
-
-COMMAND = ["sh", "-c", "echo out; echo new > a; rm -rf data; mkdir made; echo m > made/m; ln -s a soft"]
-
-
-def crash_at(place: Path, where: str) -> None:
-    script = Path(__file__).with_name("exec_call.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(place), where, *COMMAND], check=False, capture_output=True
-    )
-    assert done.returncode == -9, done.stderr.decode()
-
-
-def assert_applied(env: Environment) -> None:
-    root = env.workspace.root
-    assert (root / "a").read_text() == "new\n"
-    assert not (root / "data").exists()
-    assert (root / "made/m").read_text() == "m\n"
-    assert (root / "soft").readlink() == Path("a")
-    assert left_over(env) == []
-
-
-async def test_a_crash_before_the_record_runs_it_again(place: Path) -> None:
-    env = Environment(place)
-    before = tree(env.workspace.root)
-    # Everything of the call is done but its record.
-    script = "import sys, asyncio, os, signal; sys.path.insert(0, sys.argv[1])\nimport exec_call\nfrom pathlib import Path\n"
-    script += "async def die(progress): os.kill(os.getpid(), signal.SIGKILL)\n"
-    script += "async def main():\n  call = exec_call.RecordedCall(exec_call.Environment(Path(sys.argv[2])))\n"
-    script += "  call.record = die\n  await exec_call.run(call, *sys.argv[3:])\nasyncio.run(main())\n"
-    here = str(Path(__file__).parent)
-    assert (
-        subprocess.run([sys.executable, "-c", script, here, str(place), *COMMAND], check=False).returncode
-        == -9
-    )
-    assert tree(env.workspace.root) == before
-    assert len(left_over(env)) == 1
-    call = RecordedCall(env)
-    assert await recover(call, *COMMAND) is Rerun.RERUN
-    assert left_over(env) == []
-    await run(call, *COMMAND)
-    assert_applied(env)
-
-
-@pytest.mark.parametrize("where", ["recorded", "before_apply", "after_apply"])
-async def test_a_crash_after_the_record_is_finished(place: Path, where: str) -> None:
-    crash_at(place, where)
-    env = Environment(place)
-    call = RecordedCall(env)
-    result = await recover(call, *COMMAND)
-    assert_applied(env)
-    assert (result.exit_code, result.stdout, result.reason) == (0, b"out\n", "exit")
-    assert "/workspace/data/deep/3" in result.changed
-    assert call.point is not None
-    assert call.point[0] == result.changed
-    assert ("check_live" in call.reached) == (where != "after_apply")
-    again = await recover(RecordedCall(env), *COMMAND)
-    assert again == result
-    assert_applied(env)
-
-
-@pytest.mark.parametrize("applied", [1, 4, 8])
-async def test_a_crash_in_the_middle_of_the_apply_is_finished(place: Path, applied: int) -> None:
-    crash_at(place, "before_apply")
-    env = Environment(place)
-    manifest = env.snapshots.load("p1")
-    assert manifest is not None
-    changes = ChangeSet.from_json(manifest.extra["changes"]).changes
-    order = [change for change in reversed(changes) if change.kind == "remove"]
-    order += [change for change in changes if change.kind != "remove"]
-    part = {change.path for change in order[:applied]}
-    some = ChangeSet(changes=tuple(change for change in changes if change.path in part))
-    apply_changes(env.scratch_root / "p1/upper", env.workspace.root, some, uid=env.uid)
-    call = RecordedCall(env)
-    await recover(call, *COMMAND)
-    assert_applied(env)
-    # What was under way when its right went away is finished; half a command is worse than a whole one.
-    assert "check_live" not in call.reached
-
-
-async def test_a_path_changed_by_others_after_the_crash_is_never_overwritten(place: Path) -> None:
-    crash_at(place, "before_apply")
-    env = Environment(place)
-    (env.workspace.root / "a").write_text("by hand\n")
-    with pytest.raises(errors.OutcomeUnknown, match="`/workspace/a`"):
-        await recover(RecordedCall(env), *COMMAND)
-    assert (env.workspace.root / "a").read_text() == "by hand\n"
-    assert (env.workspace.root / "data/1").exists()
-
-
-async def test_a_lost_layer_is_reported(place: Path) -> None:
-    crash_at(place, "before_apply")
-    env = Environment(place)
-    (env.workspace.root / "data/deep/3").unlink()
-    shutil.rmtree(env.scratch_root)
-    with pytest.raises(errors.OutcomeUnknown, match="lost"):
-        await recover(RecordedCall(env), *COMMAND)

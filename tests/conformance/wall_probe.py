@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import platform
+import resource
 import socket
 import sys
 
@@ -107,6 +108,8 @@ def attempt(action):
         return action() or "done"
     except OSError as error:
         return errno.errorcode[error.errno]
+    except ValueError:  # how the resource module says EPERM
+        return "EPERM"
 
 
 def read(path):
@@ -253,7 +256,9 @@ report = {
     "setgid": attempt(lambda: os.setgid(0)),
     "chown": attempt(lambda: os.chown("/tmp/file", 0, 0)),
     "nice": attempt(lambda: os.nice(-5)),
-    "core_limit": __import__("resource").getrlimit(__import__("resource").RLIMIT_CORE)[1],
+    "core_limit": resource.getrlimit(resource.RLIMIT_CORE)[1],
+    "lower_core_limit": attempt(lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0))),
+    "lower_other_limit": attempt(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))),
     "still_here": os.listdir("/proc/1") != [],
 }
 print(json.dumps(report))

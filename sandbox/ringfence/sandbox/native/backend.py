@@ -136,6 +136,9 @@ class NativeSandbox:
                     "run the kernel as the user that started it, or end it yourself and remove the file"
                 ) from error
             identity.remove_record(str(self._records), path.stem)
+        for path in self._records.glob("*.json.tmp"):
+            if path.name.removesuffix(".json.tmp") not in self._own:
+                path.unlink(missing_ok=True)
         return sorted(agents)
 
     async def _launch(self, job: Job, stdin: bytes, descriptors: tuple[int, ...]) -> NativeProgram:

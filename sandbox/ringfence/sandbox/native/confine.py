@@ -13,6 +13,7 @@ from ringfence.sandbox.native import jail, landlock, linux, seccomp
 from ringfence.sandbox.native.job import Job, Refused, wall
 
 _NOFILE = 1024
+_CORE_BYTES = 1
 _DATA_SLACK_BYTES = 1 << 30
 _OOM_SCORE = 500
 _STATUS_WANTED = {
@@ -51,6 +52,9 @@ def give_up_rights(job: Job, *, memory_in_group: bool) -> int:
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     with wall("landlock", "report this with the output of `ringfence doctor`"):
         abi = landlock.restrict(_rules(job))
+    # Zero stops core files, but not a core_pattern that pipes them to a program of the host; one byte stops both. The
+    # filter then keeps it so.
+    _bound(resource.RLIMIT_CORE, _CORE_BYTES)
     with wall("seccomp", "the Linux kernel must have CONFIG_SECCOMP_FILTER"):
         seccomp.install(seccomp.program(memfd=memory_in_group))
     _verify()
@@ -94,7 +98,6 @@ def become_program(job: Job, *, pids_in_group: bool, memory_in_group: bool) -> N
     # A uid's processes are counted over all its sandboxes: with a group of its own this is only a second bound.
     processes = 2 * job["pids"] + 8 if pids_in_group else job["pids"] + 1
     limits = {
-        resource.RLIMIT_CORE: 0,
         resource.RLIMIT_NOFILE: _NOFILE,
         resource.RLIMIT_FSIZE: job["disk_bytes"],
         resource.RLIMIT_NPROC: processes,
@@ -106,6 +109,11 @@ def become_program(job: Job, *, pids_in_group: bool, memory_in_group: bool) -> N
     if not memory_in_group:
         limits[resource.RLIMIT_DATA] = job["memory_bytes"] + _DATA_SLACK_BYTES
     for which, value in limits.items():
-        hard = resource.getrlimit(which)[1]
-        bounded = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(which, (bounded, bounded))
+        _bound(which, value)
+
+
+def _bound(which: int, value: int) -> None:
+    """Set a limit for good, or keep a lower one that is in force already."""
+    hard = resource.getrlimit(which)[1]
+    bounded = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(which, (bounded, bounded))

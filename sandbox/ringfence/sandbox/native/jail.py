@@ -4,7 +4,7 @@ The new root is a small tmpfs with read-only binds; the old root is unmounted be
 """
 
 # The launcher works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
-# ruff: noqa: PTH102, PTH103, PTH106, PTH110, PTH112, PTH114, PTH115, PTH116, PTH120, PTH123, PTH211
+# ruff: noqa: PTH102, PTH103, PTH106, PTH110, PTH112, PTH114, PTH115, PTH120, PTH121, PTH123, PTH211
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def _readonly(root: str, path: str) -> None:
     if any(path == system or path.startswith(f"{system}/") for system in SYSTEM):
         return
     target = f"{root}{path}"
-    if os.path.isdir(target) and os.stat(target).st_ino == os.stat(path).st_ino:
+    if os.path.isdir(target) and os.path.samefile(target, path):
         return  # already seen through a parent
     with wall(f"read-only {path}", "the directory must exist and be readable for the kernel"):
         os.makedirs(target, exist_ok=True)

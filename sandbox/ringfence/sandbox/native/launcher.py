@@ -14,6 +14,7 @@ import fcntl
 import importlib
 import json
 import os
+import select
 import socket
 import sys
 from typing import Any, cast
@@ -170,12 +171,20 @@ def _spawn(job: Job, groups: Groups, stdin: int, sinks: list[Sink]) -> Superviso
         with wall("identity record", "the data directory must be writable and have room"):
             # INVARIANT: no program runs before its record is on disk, so a later kernel finds everything.
             identity.write_record(job["records"], record)
+        _require_kernel()
         ours.send(reaper.GO)
     except BaseException:
         ours.close()
         os.waitpid(pid, 0)
         raise
     return Supervisor(job, groups, record, ours, sinks)
+
+
+def _require_kernel() -> None:
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    if any(event & select.POLLHUP for _, event in poll.poll(0)):
+        raise Refused("the kernel went away")
 
 
 def run_probe() -> None:

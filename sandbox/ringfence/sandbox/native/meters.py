@@ -14,7 +14,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _KIB = 1024
 _BLOCK = 512
@@ -89,10 +89,14 @@ class DiskMeter(Meter):
         tree: directory of the upper layer.
         proc: descriptor of the pid namespace's /proc.
         workspace: descriptor of the overlay.
+        outside: bytes that the command takes elsewhere, for its output.
     """
 
-    def __init__(self, limit_bytes: int, tree: str, proc: int, workspace: int) -> None:
+    def __init__(
+        self, limit_bytes: int, tree: str, proc: int, workspace: int, outside: Callable[[], int]
+    ) -> None:
         super().__init__(limit_bytes, _DISK_INTERVAL_S)
+        self._outside = outside
         self._tree = tree
         self._proc = proc
         self._devices = {os.fstat(workspace).st_dev, os.stat(tree).st_dev}
@@ -104,7 +108,7 @@ class DiskMeter(Meter):
         for pid in pids:
             with contextlib.suppress(OSError):
                 removed.update(_removed_but_open(self._proc, pid, self._devices))
-        return tree_bytes(self._tree) + sum(removed.values())
+        return self._outside() + tree_bytes(self._tree) + sum(removed.values())
 
 
 def tree_bytes(top: str) -> int:

@@ -33,6 +33,11 @@ class Sink:
         self.source, self.writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.source, False)
 
+    @property
+    def kept_bytes(self) -> int:
+        """How much of it is or will be in the file."""
+        return self._written() + min(len(self._tail), self._tail_most)
+
     def take(self) -> bool:
         """Move what is there; returns whether more can come."""
         try:

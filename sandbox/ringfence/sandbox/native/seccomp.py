@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import resource
 import socket
 import struct
 
@@ -82,31 +83,18 @@ class _Machine:
         self.numbers = numbers
 
 
+# fmt: off
 _MACHINES = {
     "x86_64": _Machine(
-        0xC000003E,
-        _X86_64,
-        clone=56,
-        clone3=435,
-        socket=41,
-        socketpair=53,
-        ioctl=16,
-        mknod=133,
-        mknodat=259,
-        memfd=319,
+        0xC000003E, _X86_64, clone=56, clone3=435, socket=41, socketpair=53, ioctl=16, mknod=133, mknodat=259,
+        memfd=319, setrlimit=160, prlimit64=302,
     ),
     "aarch64": _Machine(
-        0xC00000B7,
-        _AARCH64,
-        clone=220,
-        clone3=435,
-        socket=198,
-        socketpair=199,
-        ioctl=29,
-        mknodat=33,
-        memfd=279,
+        0xC00000B7, _AARCH64, clone=220, clone3=435, socket=198, socketpair=199, ioctl=29, mknodat=33, memfd=279,
+        setrlimit=164, prlimit64=261,
     ),
 }
+# fmt: on
 
 
 class _Program:
@@ -137,6 +125,18 @@ class _Program:
         self.emit(_EQUAL, number, 0, 4)
         self.emit(_LOAD, _ARGUMENT + argument * _ARGUMENT_BYTES)
         self.emit(_EQUAL, value, 1, 0)
+        self.emit(_RETURN, _ERRNO | error)
+        self.emit(_LOAD, _NUMBER)
+
+    def refuse_new_limit(self, number: int, which: int, error: int) -> None:
+        """Prlimit64 fails with `error` when it would set the limit `which`; reading it stays possible."""
+        self.emit(_EQUAL, number, 0, 8)
+        self.emit(_LOAD, _ARGUMENT + _ARGUMENT_BYTES)
+        self.emit(_EQUAL, which, 0, 5)
+        self.emit(_LOAD, _ARGUMENT + 2 * _ARGUMENT_BYTES)
+        self.emit(_EQUAL, 0, 0, 2)
+        self.emit(_LOAD, _ARGUMENT + 2 * _ARGUMENT_BYTES + 4)
+        self.emit(_EQUAL, 0, 1, 0)
         self.emit(_RETURN, _ERRNO | error)
         self.emit(_LOAD, _NUMBER)
 
@@ -179,6 +179,9 @@ def program(*, memfd: bool = True, machine: str = linux.MACHINE) -> bytes:
     code.refuse_when(numbers["mknodat"], 2, [(_ANY_BIT, _DEVICE_BIT)], errno.EPERM)
     if "mknod" in numbers:
         code.refuse_when(numbers["mknod"], 1, [(_ANY_BIT, _DEVICE_BIT)], errno.EPERM)
+    # Whoever may lower the limit of core files to zero has the host's core_pattern run on its memory.
+    code.refuse_when(numbers["setrlimit"], 0, [(_EQUAL, resource.RLIMIT_CORE)], errno.EPERM)
+    code.refuse_new_limit(numbers["prlimit64"], resource.RLIMIT_CORE, errno.EPERM)
     if not memfd:
         code.refuse(numbers["memfd"], errno.ENOSYS)
     for number in sorted(set(table.denied.values())):

@@ -164,7 +164,11 @@ class Supervisor:
             self._meters.append(("memory", MemoryMeter(self._job["memory_bytes"], views[0], views[1])))
         if self._sinks:
             upper = f"{self._job['scratch']}/{UPPER_NAME}"
-            self._meters.append(("disk", DiskMeter(self._job["disk_bytes"], upper, views[0], views[2])))
+            limit = self._job["disk_bytes"]
+            self._meters.append(("disk", DiskMeter(limit, upper, views[0], views[2], self._output_bytes)))
+
+    def _output_bytes(self) -> int:
+        return sum(sink.kept_bytes for sink in self._sinks)
 
     def _pause(self) -> None:
         if self._paused_at is None:

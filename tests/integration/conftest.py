@@ -111,7 +111,8 @@ def interpreter_for_all() -> str:
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         if done.returncode == 0 and done.stdout.strip() == wanted:
             return candidate
-    return pytest.fail(f"no Python {wanted} that another user can run: install one in /usr/bin")
+    missing = f"no Python {wanted} that another user can run: install one in /usr/bin"
+    return pytest.fail(missing) if os.environ.get("CI") else pytest.skip(missing)
 
 
 @pytest.fixture

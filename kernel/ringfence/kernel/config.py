@@ -98,6 +98,11 @@ class Layout:
         """Key that signs them."""
         return self.data / "anchor" / "key.pem"
 
+    @property
+    def interpreter(self) -> Path:
+        """Names of the kernel's interpreter as agents call it, shown in every sandbox."""
+        return self.data / "interpreter"
+
     def agent(self, agent: str) -> Path:
         """Directory of one agent: `live`, `image`, `logs`, `scratch`."""
         return self.data / "agents" / agent

@@ -13,10 +13,19 @@ from ringfence.kernel.config import LEASE_S
 from ringfence.kernel.failpoints import Failpoints
 from ringfence.kernel.journal.blobs import Blobs
 from ringfence.kernel.journal.store import Store
-from ringfence.kernel.journal.types import AgentKey, Entry, KernelKey, OwnerMoved, Phase, Row, Unavailable
+from ringfence.kernel.journal.types import (
+    AgentKey,
+    BadRow,
+    Entry,
+    KernelKey,
+    OwnerMoved,
+    Phase,
+    Row,
+    Unavailable,
+)
 from ringfence.kernel.journal.writer import Journal
 from ringfence.kernel.thread import Thread
-from ringfence.syscalls.errors import Fenced, JournalUnavailable
+from ringfence.syscalls.errors import Fenced, InvalidRequest, JournalUnavailable
 from ringfence.syscalls.table import Row as TableRow
 
 
@@ -62,23 +71,40 @@ class Core:
         for last in (False, True):
             try:
                 return await self.journal.append(entry)
+            except BadRow as error:
+                raise InvalidRequest(f"the call can't be recorded, so it was not made: {error}") from error
             except Unavailable as error:
                 raise JournalUnavailable(
                     "the journal can't commit, so nothing was done; the database is away, the call may be made again"
                 ) from error
             except OwnerMoved as error:
                 # After an outage the lease may only be overdue: renew it and try once more.
-                if last or not await self.renew_lease():
+                if last or not await self._renewed():
                     raise Fenced("another kernel owns this agent now; nothing was done") from error
         raise AssertionError
 
-    async def renew_lease(self) -> bool:
-        """Renew this kernel's lease. Returns False where another kernel has taken over or the database is away."""
-        asked_at = time.monotonic()
+    async def _renewed(self) -> bool:
         try:
-            renewed = await self.store.heartbeat(self.kernel, self.fence, LEASE_S)
+            return await self.renew_lease()
         except Unavailable:
             return False
+
+    async def renew_lease(self) -> bool:
+        """Renew this kernel's lease.
+
+        Returns:
+            False where another kernel has taken over.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        asked_at = time.monotonic()
+        lapsed = self.lease.expired
+        renewed = await self.store.heartbeat(self.kernel, self.fence, LEASE_S)
+        if renewed and lapsed:
+            # A revocation does not wait for a kernel without a lease: nothing may start before the epochs are read again.
+            for thread in list(self.threads.values()):
+                await thread.refresh(None)
         if renewed:
             self.lease.extend(asked_at, LEASE_S)
         return renewed
@@ -97,7 +123,7 @@ class Core:
                 # The effect is done: giving up would lose its record. A kernel that dies here leaves an intent.
                 await asyncio.sleep(0.2)
             except OwnerMoved as error:
-                if owned_before or not await self.renew_lease():
+                if owned_before or not await self._renewed():
                     raise Fenced("another kernel owns this agent now; it settles this call") from error
                 owned_before = True
             else:

@@ -18,12 +18,21 @@ from ringfence.syscalls.base import HttpResource, SqlResource, StateValue
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/sbin")
 
 
+def outside_prefix() -> tuple[Path, ...]:
+    """Import directories of this interpreter that a fresh one would not find by itself, such as a user's own packages."""
+    if sys.prefix != sys.base_prefix:
+        return ()
+    own = (Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("platstdlib")))
+    found = [Path(entry) for entry in sys.path if entry and Path(entry).is_dir()]
+    return tuple(p for p in found if not any(p == o or p == o / "lib-dynload" for o in own))
+
+
 def interpreter_directories() -> tuple[Path, ...]:
     """Host directories a sandbox needs to run this interpreter with this library; those under /usr are there anyway."""
     import ringfence.agent  # noqa: PLC0415 - only its place matters
     import ringfence.v1  # noqa: PLC0415
 
-    wanted = [Path(sys.prefix), Path(sys.base_prefix), Path(sysconfig.get_path("purelib"))]
+    wanted = [Path(sys.prefix), Path(sys.base_prefix), Path(sysconfig.get_path("purelib")), *outside_prefix()]
     wanted += [
         Path(place).parent.parent for package in (ringfence.agent, ringfence.v1) for place in package.__path__
     ]
@@ -35,10 +44,22 @@ def interpreter_directories() -> tuple[Path, ...]:
     return tuple(found)
 
 
-def sandbox_path() -> str:
-    """PATH inside: the kernel's own interpreter first, then the system's."""
-    own = [str(Path(sys.prefix) / "bin"), str(Path(sys.base_prefix) / "bin")]
-    return ":".join(dict.fromkeys([*own, "/usr/local/bin", "/usr/bin", "/bin"]))
+def interpreter_environment(names: Path) -> dict[str, str]:
+    """PATH and PYTHONPATH inside: this interpreter first, under the names `python` and `python3`, then the system's.
+
+    Args:
+        names: a directory to keep those names in; it is shown inside at the same place.
+    """
+    names.mkdir(mode=0o755, parents=True, exist_ok=True)
+    for name in ("python", "python3"):
+        link = names / name
+        if not link.is_symlink() or link.readlink() != Path(sys.executable):
+            link.unlink(missing_ok=True)
+            link.symlink_to(sys.executable)
+    own = [str(Path(sys.prefix) / "bin"), str(names), str(Path(sys.base_prefix) / "bin")]
+    path = ":".join(dict.fromkeys([*own, "/usr/local/bin", "/usr/bin", "/bin"]))
+    more = ":".join(str(p) for p in outside_prefix())
+    return {"PATH": path, **({"PYTHONPATH": more} if more else {})}
 
 
 class SharedState:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 
-from ringfence.kernel.config import HEARTBEAT_S, LEASE_S
+from ringfence.kernel.config import HEARTBEAT_S
 from ringfence.kernel.core import Core
 from ringfence.kernel.journal.types import Unavailable
 
@@ -17,21 +16,16 @@ log = logging.getLogger(__name__)
 class Heartbeat:
     """The lease of one kernel."""
 
-    def __init__(self, core: Core, fence: int, on_fenced: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, core: Core, on_fenced: Callable[[], Awaitable[None]]) -> None:
         self._core = core
-        self._fence = fence
         self._on_fenced = on_fenced
 
     async def beat(self) -> bool:
         """Renew once. Returns False when the lease can't be had again: another kernel holds our agents."""
-        asked_at = time.monotonic()
         try:
-            renewed = await self._core.store.heartbeat(self._core.kernel, self._fence, LEASE_S)
+            return await self._core.renew_lease()
         except Unavailable:
             return True
-        if renewed:
-            self._core.lease.extend(asked_at, LEASE_S)
-        return renewed
 
     async def run(self) -> None:
         """Renew until cancelled or fenced."""

@@ -269,7 +269,7 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
         stop(0.0, 1)
 
     kernel.stop = stop
-    heartbeat = Heartbeat(core, fence, fenced)
+    heartbeat = Heartbeat(core, fenced)
     await heartbeat.beat()
     takeover = Takeover(kernel, fence)
     door = OperatorDoor(kernel)

@@ -15,7 +15,7 @@ from ringfence.kernel.environment import (
     AgentEnvironment,
     SharedState,
     interpreter_directories,
-    sandbox_path,
+    interpreter_environment,
 )
 from ringfence.kernel.journal.types import AgentKey, AgentRecord
 from ringfence.kernel.recovery import settle_unfinished
@@ -152,8 +152,17 @@ class Ownership:
                 disk_bytes=box.disk_bytes,
                 timeout_s=box.timeout_s,
             ),
-            command_env={"PATH": sandbox_path(), "HOME": "/tmp", "LANG": "C.UTF-8", **manifest.run.env},  # noqa: S108 - inside the sandbox
-            readonly=(*interpreter_directories(), *(Path(m.source) for m in box.mounts)),
+            command_env={
+                **interpreter_environment(self.layout.interpreter),
+                "HOME": "/tmp",  # noqa: S108 - inside the sandbox
+                "LANG": "C.UTF-8",
+                **manifest.run.env,
+            },
+            readonly=(
+                self.layout.interpreter,
+                *interpreter_directories(),
+                *(Path(m.source) for m in box.mounts),
+            ),
             uid=uid,
             scratch_root=home / "scratch",
             state=SharedState(self.core.store),

@@ -13,7 +13,6 @@ from typing import Any
 from ringfence.kernel.config import Layout
 from ringfence.kernel.core import Core
 from ringfence.kernel.dispatch import Dispatcher
-from ringfence.kernel.environment import sandbox_path
 from ringfence.kernel.journal.types import AgentKey
 from ringfence.kernel.logs import LogPump
 from ringfence.kernel.ownership import Ownership
@@ -110,12 +109,9 @@ class Processes:
                 agent=thread.id,
                 argv=thread.manifest.run.command,
                 env={
-                    "PATH": sandbox_path(),
-                    "HOME": "/tmp",  # noqa: S108 - inside the sandbox
-                    "LANG": "C.UTF-8",
                     "PYTHONDONTWRITEBYTECODE": "1",
                     "PYTHONUNBUFFERED": "1",
-                    **thread.manifest.run.env,
+                    **environment.command_env,
                     "RINGFENCE_SOCKET": "/run/ringfence/syscall.sock",
                     "RINGFENCE_TOKEN": token,
                     "RINGFENCE_AGENT": thread.id,

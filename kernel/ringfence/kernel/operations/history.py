@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
 
-from ringfence.kernel.journal.audit import document_of, verify_store
+from ringfence.kernel.journal.audit import export, verify_store
 from ringfence.kernel.journal.types import Phase, Row, StoredRow
 from ringfence.kernel.operations.kernel import Kernel, from_us
 from ringfence.kernel.problems import Problem, bad_usage, conflict
@@ -294,13 +294,13 @@ async def audit(kernel: Kernel, name: str, since: str) -> AsyncIterator[dict[str
         moment = datetime.fromisoformat(since) if since else None
     except ValueError:
         raise bad_usage(f"`{since}` is no time in RFC 3339, such as 2026-01-31T12:00:00Z") from None
-    async for row in kernel.core.store.audit(chain, moment):
-        yield document_of(row)
+    async for record in export(kernel.core.store, chain, moment):
+        yield record
 
 
 async def audit_verify(kernel: Kernel) -> dict[str, Any]:
     """Check every chain and its anchors."""
-    report = await verify_store(kernel.core.store, kernel.anchor)
+    report = await verify_store(kernel.core.store, kernel.anchor, kernel.core.journal)
     return {
         "ok": report.ok,
         "rows": report.rows,

@@ -113,6 +113,11 @@ async def _make_known(kernel: Kernel, key: Any, epoch: int) -> list[dict[str, An
     thread = kernel.core.threads.get(key)
     if thread is not None and not thread.fenced:
         return await apply_epoch(kernel.core, thread, epoch)
+    record = await kernel.core.store.agent_by_key(key)
+    if thread is None and record is not None and record.owner == kernel.core.kernel:
+        # Owned and not running here: nothing of it is under way.
+        await kernel.core.store.ack_epoch(key, epoch, {"affected": []})
+        return []
     try:
         report = await kernel.core.store.wait_acked(key, epoch, ACK_S)
     except TimeoutError:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from ringfence.sandbox.changes import ChangeSet, apply_changes
+from ringfence.sandbox.changes import ChangeSet, apply_changes, discard
 from ringfence.syscalls import errors
 from ringfence.syscalls.base import Rerun
 
@@ -109,6 +108,6 @@ async def test_a_lost_layer_is_reported(exec_place: Path) -> None:
     crash_at(exec_place, "before_apply")
     env = Environment(exec_place)
     (env.workspace.root / "data/deep/3").unlink()
-    shutil.rmtree(env.scratch_root)
+    discard(env.scratch_root / "p1")
     with pytest.raises(errors.OutcomeUnknown, match="lost"):
         await recover(RecordedCall(env), *COMMAND)

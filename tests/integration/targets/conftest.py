@@ -117,7 +117,9 @@ class Database:
 
     def dump(self, table: str) -> list[str]:
         """Every row of a table as its text, in a fixed order."""
-        return sorted(str(row[0]) for row in self.run(f"select t::text from {table} t"))
+        return sorted(
+            str(row[0]) for row in self.run(f'select ("every row".*)::text from {table} as "every row"')
+        )
 
     def call(self, body: Any, arguments: Any, **more: Any) -> Call:
         """A call that policy has decided on the questions of its plan."""
@@ -172,6 +174,12 @@ async def crm(postgres_server: Any, tmp_path: Path) -> AsyncIterator[Database]:
         postgres_server.drop(name)
 
 
+@pytest.fixture
+def make_call() -> Callable[..., Call]:
+    """Makes calls of any kind."""
+    return Call
+
+
 @dataclass
 class Received:
     """One request as the server saw it."""
@@ -180,6 +188,7 @@ class Received:
     path: str
     headers: dict[str, str]
     body: bytes
+    peer: Any
 
 
 class Upstream:
@@ -202,6 +211,7 @@ class Upstream:
                         self.path,
                         {name.lower(): value for name, value in self.headers.items()},
                         body,
+                        self.client_address,
                     )
                 )
                 outer.answer(self, body)

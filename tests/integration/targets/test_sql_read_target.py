@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ringfence.policy.engine import AgentPolicy
 from ringfence.policy.rules import parse_rule
 from ringfence.syscalls import sql_read
@@ -19,6 +21,7 @@ from ringfence.syscalls.errors import (
     NoSuchResource,
     Revoked,
 )
+from ringfence.syscalls.sql_lexer import lex
 from ringfence.syscalls.sql_target import read as driver
 
 if TYPE_CHECKING:
@@ -328,3 +331,36 @@ async def test_errors_of_the_statement_come_through_on_one_line(crm: Database) -
 def test_an_undeclared_database_is_no_resource(crm: Database) -> None:
     with pytest.raises(NoSuchResource, match="declared: `crm`"):
         sql_read.plan(sql_read.Arguments(database="hr", statement="select 1"), crm.env)
+
+
+_FRAGMENTS = [
+    "'", "''", '"', '""', "$$", "$a$", "--", "/*", "*/", "\n", "\r", ";", "(", ")", "e'", "\\", "x'",
+    "select 1", "1", " a", " as b", "$1", "$", "||", "+", "::text", "U&'", ".", ",",
+]  # fmt: skip
+
+
+async def test_one_statement_is_one_statement_for_the_server_too(crm: Database) -> None:
+    """Whatever mix of quotes and comments passes as one statement, the server doesn't see a second one in it."""
+    connection = psycopg.connect(crm.dsn, autocommit=True)
+    accepted: list[str] = []
+
+    @given(st.lists(st.sampled_from(_FRAGMENTS), max_size=10))
+    @settings(max_examples=1500, deadline=None, database=None)
+    def check(parts: list[str]) -> None:
+        text = "select 1 " + "".join(parts)
+        try:
+            lexed = lex(text, 0)
+        except InvalidRequest:
+            return
+        for sent in (text, lexed.text):
+            try:
+                # Without parameters this is the simple protocol, which would run a second statement.
+                cursor = connection.execute(sent.encode())
+            except psycopg.Error:
+                continue
+            accepted.append(sent)
+            assert not cursor.nextset(), sent
+
+    with connection:
+        check()
+    assert accepted

@@ -22,7 +22,14 @@ from typing import Any
 from ringfence.kernel.config import ARGUMENT_BYTES_MAX, DEADLINE_MS_MAX
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
-from ringfence.kernel.journal.types import Entry, EpochMoved, Phase, StateConflict, StoredRow
+from ringfence.kernel.journal.types import (
+    Entry,
+    EpochMoved,
+    JournalError,
+    Phase,
+    StateConflict,
+    StoredRow,
+)
 from ringfence.kernel.outcomes import UNRECORDED, Outcomes, Request, conflict_error, printable
 from ringfence.kernel.replay import Unfinished
 from ringfence.kernel.settled import Answer, answer_from, error_payload
@@ -75,8 +82,15 @@ class Dispatcher:
         row = self._core.table.get(request.action)
         recorded = thread.replay.find(*place)
         if recorded is None and request.lane_step < expected and place not in thread.replay.unfinished:
-            passed = f"step {request.lane_step} of lane `{request.lane}` was answered before; the next is {expected}"
-            return Answer(step=0, failure=InvalidRequest(passed))
+            # Its reply was lost with a connection: the library asks again when it has a new one.
+            try:
+                recorded = await self._core.store.answered(thread.key, *place)
+            except JournalError as error:
+                text = f"the journal can't be read: {error}; the call may be made again"
+                return Answer(step=0, failure=JournalUnavailable(text))
+            if recorded is None or not thread.lineage.holds(recorded.branch, recorded.step):
+                passed = f"step {request.lane_step} of lane `{request.lane}` was answered before; the next is {expected}"
+                return Answer(step=0, failure=InvalidRequest(passed))
         answer = await self._answer(thread, request, row, recorded)
         if not isinstance(answer.failure, UNRECORDED) and request.lane_step == expected:
             thread.lanes[request.lane] = expected + 1

@@ -17,7 +17,7 @@ from ringfence.kernel.environment import (
     interpreter_directories,
     interpreter_environment,
 )
-from ringfence.kernel.journal.types import AgentKey, AgentRecord
+from ringfence.kernel.journal.types import AgentKey, AgentRecord, Damaged
 from ringfence.kernel.recovery import settle_unfinished
 from ringfence.kernel.replay import Lineage, Replay
 from ringfence.kernel.resources import Resources
@@ -99,7 +99,13 @@ class Ownership:
         store = self.core.store
         replay = Replay(unfinished=thread.replay.unfinished)
         parts = thread.lineage.parts
-        replay.checkpoint = await store.latest_checkpoint(thread.key, parts)
+        thread.unreadable = ""
+        try:
+            replay.checkpoint = await store.latest_checkpoint(thread.key, parts)
+        except Damaged as error:
+            # Never taken for none: that would do all of it again.
+            older = f"ringfence rollback {thread.id} --to {error.step - 1} --start"
+            thread.unreadable = f"{error}; go on from before it: {older}"
         after = 0 if replay.checkpoint is None else replay.checkpoint.step
         async for row in store.lineage_outcomes(thread.key, parts, after):
             replay.add(row)

@@ -18,6 +18,7 @@ from ringfence.kernel.logs import LogPump
 from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.revocation import cancel
 from ringfence.kernel.server.agent_door import AgentDoor
+from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
 from ringfence.sandbox.types import Exit, ExitReason, ProgramSpec, SandboxError
 from ringfence.syscalls.errors import Killed
@@ -91,6 +92,9 @@ class Processes:
         """
         if thread.generation:
             await self._ownership.load_replay(thread)
+        if thread.unreadable:
+            await self.set_state(thread, "failed", error=thread.unreadable, ended_at=datetime.now(UTC))
+            raise SandboxError(thread.unreadable)
         thread.generation += 1
         thread.lanes.clear()
         token = thread.new_token()
@@ -214,6 +218,7 @@ class Processes:
             ExitReason.SIGNAL: f"ended by signal {-ended.code}",
             ExitReason.MEMORY: "out of memory; raise `sandbox.memory`",
             ExitReason.TIMEOUT: "ran longer than `sandbox.timeout`",
+            ExitReason.DISK: "wrote more than `sandbox.disk`; raise it or write less",
             ExitReason.KILLED: "killed",
         }
         return kinds[ended.reason] + (f": {last.strip()[:300]}" if last else "")
@@ -241,13 +246,15 @@ class Processes:
             if thread.state not in ("done", "failed", "killed"):
                 await self.set_state(thread, "killed", ended_at=datetime.now(UTC))
 
-    async def _park(self, thread: Thread, why: str) -> None:
-        self._spawn(self._do_park(thread, why))
+    async def _park(self, thread: Thread, answer: Answer) -> None:
+        self._spawn(self._do_park(thread, answer))
 
-    async def _do_park(self, thread: Thread, why: str) -> None:
+    async def _do_park(self, thread: Thread, answer: Answer) -> None:
+        # The program ends before it can tell anyone: what it was told is kept for the operator.
+        error = "" if answer.failure is None else answer.failure.message
         async with thread.operation:
-            await self.set_state(thread, "parked", waiting_for=why)
             await self.end_program(thread)
+            await self.set_state(thread, "parked", waiting_for=answer.park, error=error)
 
     async def pause(self, thread: Thread) -> None:
         """Freeze the program."""

@@ -65,6 +65,7 @@ class Thread:
         self.resolved = asyncio.Condition()
         self.changed = asyncio.Condition()
         self.fenced = False
+        self.unreadable = ""  # why the checkpoint to go on from can't be read; empty: it can
         self.purged: frozenset[str] = frozenset()
         self.epoch_work: dict[int, asyncio.Task[list[dict[str, Any]]]] = {}
         self._next_step = next_step

@@ -186,9 +186,7 @@ class AgentStore(StoreBase):
             return None
         step, branch, lane_step, schema_version, next_child, state, digest = row
         if hashlib.sha256(state).digest() != digest:
-            raise Damaged(
-                f"checkpoint `{step}` (schema version {schema_version}) is damaged: its checksum differs"
-            )
+            raise Damaged(step, schema_version)
         return CheckpointRecord(
             step=step,
             branch=branch,

@@ -10,6 +10,8 @@ from ringfence.kernel.journal.store_base import StoreBase, statement, stored_row
 from ringfence.kernel.journal.types import AgentKey, KernelKey, StateVersion, StoredRow
 
 PAGE_ROWS = 256
+REACH_ROWS = 20_000
+"""How far back a reply that was lost with its connection is looked for."""
 
 
 class ReplayStore(StoreBase):
@@ -40,6 +42,16 @@ class ReplayStore(StoreBase):
         """
         bodies = await self._all("replay.purged", bytes_of, {"chain": key})
         return [grant for body in bodies for grant in json.loads(body)["grants"]]
+
+    async def answered(self, key: AgentKey, lane: str, lane_step: int) -> StoredRow | None:
+        """Find the newest outcome of one place among the last rows of an agent; None: there is none.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        values = {"chain": key, "lane": lane, "lane_step": lane_step, "reach": REACH_ROWS}
+        rows = await self._all("replay.answered", stored_row, values)
+        return rows[0] if rows else None
 
     async def steps_page(self, key: AgentKey, after_step: int, limit: int) -> list[StoredRow]:
         """List intents and outcomes of the next `limit` steps after `after_step`, by step, then in written order.

@@ -60,7 +60,19 @@ class BadRow(JournalError):
 
 
 class Damaged(JournalError):
-    """What is stored is not what was written: its checksum differs."""
+    """A checkpoint is not what was saved: its checksum differs.
+
+    Attributes:
+        step: the step that saved it.
+        schema_version: as it was saved with.
+    """
+
+    def __init__(self, step: int, schema_version: int) -> None:
+        super().__init__(
+            f"checkpoint `{step}` (schema version {schema_version}) is damaged: its checksum differs"
+        )
+        self.step = step
+        self.schema_version = schema_version
 
 
 class Ambiguous(JournalError):

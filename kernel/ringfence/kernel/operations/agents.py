@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from ringfence.kernel.journal.types import AgentRecord, Phase, StoredRow
+from ringfence.kernel.journal.types import AgentRecord, Damaged, Phase, StoredRow
 from ringfence.kernel.operations.kernel import Kernel, agent_row, from_us, manifest_version, rfc3339, settled
 from ringfence.kernel.problems import Problem, conflict
 from ringfence.kernel.thread import FINAL_STATES, Thread
@@ -33,7 +33,11 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
     """Everything about one agent."""
     record = await kernel.record(name)
     thread = await kernel.thread(name)
-    checkpoint = await kernel.core.store.latest_checkpoint(record.key, thread.lineage.parts)
+    try:
+        checkpoint = await kernel.core.store.latest_checkpoint(record.key, thread.lineage.parts)
+        damaged = False
+    except Damaged as error:
+        checkpoint, damaged = error, True
     grants = await kernel.core.store.grants(record.key, active=False)
     rules = [
         {"id": g.id, "verdict": g.verdict, "text": g.rule, "origin": g.origin}
@@ -83,7 +87,11 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
         },
         "checkpoint": None
         if checkpoint is None
-        else {"step": checkpoint.step, "schema_version": checkpoint.schema_version},
+        else {
+            "step": checkpoint.step,
+            "schema_version": checkpoint.schema_version,
+            "damaged": damaged,
+        },
         "error": thread.error or None,
         "restarts": thread.restarts,
         "exit_code": (await kernel.record(record.id)).exit_code,

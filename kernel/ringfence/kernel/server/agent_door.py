@@ -49,7 +49,7 @@ class AgentDoor:
     """Serves one agent while one program of it lives."""
 
     def __init__(
-        self, thread: Thread, dispatcher: Dispatcher, on_park: Callable[[Thread, str], Awaitable[None]]
+        self, thread: Thread, dispatcher: Dispatcher, on_park: Callable[[Thread, Answer], Awaitable[None]]
     ) -> None:
         self._thread = thread
         self._dispatcher = dispatcher
@@ -170,7 +170,7 @@ class AgentDoor:
             async with writing:
                 await context.write(pb.StreamResponse(reply=reply))
         if answer.park:
-            await self._on_park(self._thread, answer.park)
+            await self._on_park(self._thread, answer)
 
     async def _answer(self, request: Request) -> Answer:
         try:
@@ -198,7 +198,7 @@ class AgentDoor:
             answer = await asyncio.shield(task)
             if answer.failure is not None:
                 if answer.park:
-                    await self._on_park(self._thread, answer.park)
+                    await self._on_park(self._thread, answer)
                 await abort_with(context, answer.failure)
             return result_to_message(row, answer.result or b"{}")
 

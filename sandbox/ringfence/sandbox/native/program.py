@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from ringfence.sandbox.native import identity
 from ringfence.sandbox.native.cgroups import Groups
+from ringfence.sandbox.native.child import Child
 from ringfence.sandbox.native.job import HEADER_BYTES, Job
 from ringfence.sandbox.native.supervisor import KILL, PAUSE, RESUME
 from ringfence.sandbox.types import Exit, ExitReason, SandboxError
@@ -35,7 +36,7 @@ class NativeProgram:
         name: names its record and control groups.
     """
 
-    def __init__(self, name: str, records: Path, launcher: asyncio.subprocess.Process) -> None:
+    def __init__(self, name: str, records: Path, launcher: Child) -> None:
         self.name = name
         self.written: list[int] = []
         self._records = records
@@ -52,15 +53,7 @@ class NativeProgram:
         Raises:
             SandboxError: it was refused; nothing runs.
         """
-        launcher = await asyncio.create_subprocess_exec(
-            *launcher_command("main", f"ringfence-{job['name']}"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            pass_fds=descriptors,
-            env={},
-            start_new_session=True,
-        )
+        launcher = await Child.start(launcher_command("main", f"ringfence-{job['name']}"), descriptors)
         program = cls(job["name"], Path(job["records"]), launcher)
         text = json.dumps(job).encode()
         try:
@@ -100,8 +93,7 @@ class NativeProgram:
         done, _ = await asyncio.wait([self._follower], timeout=_PATIENCE_S)
         if not done:
             # The launcher itself hangs or was stopped by someone: its end is the end of the tree.
-            with contextlib.suppress(ProcessLookupError):
-                self._launcher.kill()
+            self._launcher.kill()
             await asyncio.wait([self._follower])
 
     async def pause(self) -> None:
@@ -130,22 +122,17 @@ class NativeProgram:
             raise SandboxError(f"the sandbox can't be {answer}: {problem}; kill it instead")
 
     def _write(self, data: bytes) -> None:
-        stream = self._launcher.stdin
-        if stream is not None and not stream.is_closing():
-            with contextlib.suppress(ConnectionError, BrokenPipeError):
-                stream.write(data)
+        if not self._launcher.stdin.is_closing():
+            self._launcher.stdin.write(data)
 
     async def _follow(self) -> None:
         """Read events to the end, then make sure that the end is real."""
-        stdin, stdout, stderr = self._launcher.stdin, self._launcher.stdout, self._launcher.stderr
-        if stdin is None or stdout is None or stderr is None:
-            raise RuntimeError("the launcher has no pipes")
-        text = asyncio.create_task(_last_text(stderr))
-        while line := await stdout.readline():
+        text = asyncio.create_task(_last_text(self._launcher.stderr))
+        while line := await self._launcher.stdout.readline():
             self._on_event(cast("dict[str, Any]", json.loads(line)))
         problem = await text
         await self._launcher.wait()
-        stdin.close()
+        self._launcher.stdin.close()
         if not self._last:
             await asyncio.to_thread(self._clean_up)
         for answer in self._answers:

@@ -19,6 +19,15 @@ where chain = %(chain)s and phase in (0, 1) and step in (
     order by step limit %(limit)s)
 order by step, pos
 
+-- name: answered
+-- Newest first, and not further back than replies can be under way: an agent may ask for any place as often as it likes.
+select chain, pos, phase, step, branch, lane, lane_step, action, resource, effect, verdict, outcome, digest, effect_id,
+    started_us, duration_us, body, hash
+from journal
+where chain = %(chain)s and phase = 1 and lane = %(lane)s and lane_step = %(lane_step)s
+    and pos > (select max(pos) - %(reach)s from journal where chain = %(chain)s)
+order by pos desc limit 1
+
 -- name: take
 -- An agent that ended is nobody's to run; whoever is asked about it may hold its chain unless its owner still lives.
 update agents set owner = %(kernel)s

@@ -175,6 +175,14 @@ async def crm(postgres_server: Any, tmp_path: Path) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
+def stock(crm: Database) -> Database:
+    """The same with one table of three rows."""
+    crm.run("create table stock (id int primary key, name text not null, n int, price numeric(8,2))")
+    crm.run("insert into stock values (1, 'nut', 5, 0.10), (2, 'bolt', 7, 0.20), (3, 'cog', null, 3)")
+    return crm
+
+
+@pytest.fixture
 def make_call() -> Callable[..., Call]:
     """Makes calls of any kind."""
     return Call

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from ringfence.syscalls.errors import CallFailed
 from ringfence.syscalls.sql_target.catalog import check_functions, judge_plan
-from ringfence.syscalls.sql_target.session import LimitReached, transaction
+from ringfence.syscalls.sql_target.session import LimitReached, transaction, within
 from ringfence.syscalls.sql_target.values import row_to_json, to_parameter
 
 if TYPE_CHECKING:
@@ -53,7 +53,10 @@ async def read(
     rows_max = min(limit or ROWS_MAX, ROWS_MAX)
     values = [to_parameter(value) for value in parameters]
     query = _bounded(statement.lexed.text, rows_max + 1)
-    async with transaction(resource, mode="read only", timeout_s=call.deadline_s) as session:
+    async with (
+        within(resource, call.deadline_s),
+        transaction(resource, mode="read only", timeout_s=call.deadline_s) as session,
+    ):
         await check_functions(session, statement)
         await judge_plan(call, resource.name, session, statement, values, query)
         await call.failpoint("before_effect")

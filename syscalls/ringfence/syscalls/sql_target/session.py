@@ -258,6 +258,25 @@ async def _started(resource: SqlResource, pool: _Pool, begin: str) -> AsyncConne
         return connection
 
 
+@contextlib.asynccontextmanager
+async def within(resource: SqlResource, timeout_s: float) -> AsyncGenerator[asyncio.Timeout]:
+    """A limit on everything inside, waiting for a connection included; the work may lift it by `reschedule(None)`.
+
+    Raises:
+        Deadline: the time is over.
+    """
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            yield limit
+    except TimeoutError:
+        raise _too_long(resource.name) from None
+
+
+def _too_long(name: str) -> Deadline:
+    return Deadline(f"`{name}` took too long; ask for less, or give the call a longer deadline")
+
+
 @contextlib.contextmanager
 def target_errors(resource: SqlResource) -> Generator[None]:
     """Turn the driver's errors into typed ones, without address, role or anything else of the operator's."""
@@ -265,7 +284,7 @@ def target_errors(resource: SqlResource) -> Generator[None]:
     try:
         yield
     except errors.QueryCanceled:
-        raise Deadline(f"`{name}` took too long; ask for less, or give the call a longer deadline") from None
+        raise _too_long(name) from None
     except errors.ReadOnlySqlTransaction:
         raise InvalidRequest("the statement would write; make a sql.write call for it") from None
     except (errors.SerializationFailure, errors.DeadlockDetected):

@@ -39,6 +39,21 @@ from pg_catalog.pg_attribute a
 where a.attrelid = $1::oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
 order by a.attnum
 """
+# What a default or a check calls may write elsewhere; functions of the catalog itself have no such dependency.
+_CALLS: Final = """
+select min(p.proname)
+from pg_catalog.pg_depend d
+join pg_catalog.pg_proc p on p.oid = d.refobjid
+join pg_catalog.pg_language l on l.oid = p.prolang
+where d.refclassid = 'pg_catalog.pg_proc'::regclass
+  and p.provolatile = 'v' and l.lanname not in ('internal', 'c')
+  and (
+    d.classid = 'pg_catalog.pg_attrdef'::regclass
+    and d.objid in (select a.oid from pg_catalog.pg_attrdef a where a.adrelid = $1::oid)
+    or d.classid = 'pg_catalog.pg_constraint'::regclass
+    and d.objid in (select c.oid from pg_catalog.pg_constraint c where c.conrelid = $1::oid)
+  )
+"""
 _KEY: Final = """
 select a.attname
 from pg_catalog.pg_index i
@@ -145,6 +160,10 @@ async def inspect(session: Session, table: Table, kind: Kind | None) -> TableInf
     )
     if not set(key) <= set(info.columns):
         raise _refused(table, "its primary key is a generated column")
+    if kind in (Kind.INSERT, Kind.UPDATE):
+        function = await session.value(_CALLS, [oid])
+        if function is not None:
+            raise _refused(table, f"the function `{function}` of a default or check may change other rows")
     if kind in (Kind.DELETE, Kind.TRUNCATE):
         for reference in info.references:
             if reference.on_delete:

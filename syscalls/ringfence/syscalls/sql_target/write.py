@@ -20,7 +20,15 @@ from ringfence.syscalls.sql_common import Kind, Statement
 from ringfence.syscalls.sql_target.catalog import check_functions, judge_plan
 from ringfence.syscalls.sql_target.outcome import SETTLE_S, Status, identify, settle
 from ringfence.syscalls.sql_target.records import KIND, Change, Record, record_from
-from ringfence.syscalls.sql_target.session import LimitReached, RawRow, Rows, Session, quoted, transaction
+from ringfence.syscalls.sql_target.session import (
+    LimitReached,
+    RawRow,
+    Rows,
+    Session,
+    quoted,
+    transaction,
+    within,
+)
 from ringfence.syscalls.sql_target.tables import TableInfo, inspect, lock_table
 from ringfence.syscalls.sql_target.values import row_to_json, to_parameter
 
@@ -53,6 +61,7 @@ class _Job:
     statement: Statement
     parameters: Sequence[Any]
     session: Session
+    limit: asyncio.Timeout
 
 
 async def write(
@@ -84,9 +93,17 @@ async def write(
     )
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            async with transaction(resource, mode=mode, timeout_s=call.deadline_s) as session:
+            async with (
+                within(resource, call.deadline_s) as limit,
+                transaction(resource, mode=mode, timeout_s=call.deadline_s) as session,
+            ):
                 job = _Job(
-                    call=call, resource=resource, statement=statement, parameters=values, session=session
+                    call=call,
+                    resource=resource,
+                    statement=statement,
+                    parameters=values,
+                    session=session,
+                    limit=limit,
                 )
                 return await _attempt(job)
         except Conflict as conflict:
@@ -292,6 +309,8 @@ async def _keep_and_commit(
     call.add_point(_covers(resource, record), KIND, manifest.size_bytes)
     await call.failpoint("before_effect")
     await call.check_live()
+    # INVARIANT: from here on no deadline ends the call: what was sent to the target is followed to its end.
+    job.limit.reschedule(None)
     try:
         await _to_its_end(_commit(session))
     except (psycopg.OperationalError, psycopg.InterfaceError, TimeoutError):

@@ -239,6 +239,8 @@ def _item(item: object) -> str:
     facts = as_record(item)
     if not facts:
         return safe(item)
+    if "target" in facts and "reason" in facts:
+        return f"{safe(facts.get('kind'))}  {safe(facts['target'])}: {safe(facts['reason'])}"
     return "  ".join(f"{key} {safe(value)}" for key, value in facts.items() if value not in (None, ""))
 
 

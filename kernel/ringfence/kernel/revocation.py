@@ -11,6 +11,7 @@ from typing import Any
 
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
+from ringfence.kernel.rights import Rights
 from ringfence.kernel.thread import Thread
 from ringfence.policy.types import Verdict
 from ringfence.syscalls.errors import SyscallError
@@ -35,7 +36,13 @@ async def apply_epoch(core: Core, thread: Thread, epoch: int) -> list[dict[str, 
 
 
 async def _apply(core: Core, thread: Thread, epoch: int) -> list[dict[str, Any]]:
-    rights = await thread.refresh(epoch)
+    report = await settle_affected(thread, await thread.refresh(epoch))
+    await core.store.ack_epoch(thread.key, epoch, {"affected": report})
+    return report
+
+
+async def settle_affected(thread: Thread, rights: Rights) -> list[dict[str, Any]]:
+    """Cancel or await the calls under way that `rights` no longer allow; gives the report of `apply_epoch`."""
     affected: list[tuple[Flight, SyscallError]] = []
     for flight in list(thread.flights.values()):
         if flight.judgement is None or not flight.questions:
@@ -43,9 +50,7 @@ async def _apply(core: Core, thread: Thread, epoch: int) -> list[dict[str, Any]]
         judgement = rights.judge(tuple(flight.questions), flight.effect.name)
         if judgement.verdict is not Verdict.ALLOW:
             affected.append((flight, flight.revoked(judgement)))
-    report = [await _settle(flight, error) for flight, error in affected]
-    await core.store.ack_epoch(thread.key, epoch, {"affected": report})
-    return report
+    return [await _settle(flight, error) for flight, error in affected]
 
 
 async def _settle(flight: Flight, error: SyscallError) -> dict[str, Any]:

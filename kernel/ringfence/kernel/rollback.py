@@ -34,6 +34,14 @@ COVERS_MAX = 256
 """Most things that the journal names of one point; its manifest has all of them."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Where a rollback leads: the last step that is kept, and the branch whose journal up to there is the new one's prefix."""
+
+    step: int
+    parent: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Undo:
     """Everything a rollback to one step would do."""
@@ -43,9 +51,9 @@ class Undo:
     state: list[tuple[StateVersion, StateVersion | None]] = field(
         default_factory=list[tuple[StateVersion, StateVersion | None]]
     )
-    state_conflicts: list[str] = field(default_factory=list[str])
+    state_conflicts: dict[str, str] = field(default_factory=dict[str, str])
     sql: dict[str, sql_restore.SqlRestorePlan] = field(default_factory=dict[str, sql_restore.SqlRestorePlan])
-    late_conflicts: list[str] = field(default_factory=list[str])
+    late_conflicts: dict[str, str] = field(default_factory=dict[str, str])
     not_undoable: list[StoredRow] = field(default_factory=list[StoredRow])
 
 
@@ -62,7 +70,7 @@ class Rollback:
         self._ownership = ownership
         self._processes = processes
 
-    async def cut_for(self, thread: Thread, to: str) -> int:
+    async def cut_for(self, thread: Thread, to: str) -> Cut:
         """The last step that is kept: a point keeps what was before its step, a step keeps itself, a time what was done by then.
 
         Raises:
@@ -71,16 +79,22 @@ class Rollback:
         rows = await self._lineage_rows(thread, 0)
         if to.startswith("p") and to[1:].isdigit():
             step = int(to[1:])
-            if not any(row.step == step and point_of(row) for row in rows):
+            row = next((row for row in rows if row.step == step and point_of(row)), None)
+            if row is None:
                 text = f"no rollback point `{to}` on the branch of `{thread.id}`; see: ringfence points {thread.id}"
                 raise Problem(text, exit_code=4, reason="NoSuchPoint")
-            return step - 1
+            # The point of a rollback leads back to the branch that it had left.
+            left = json.loads(row.body)["result"].get("left_branch") if row.action == "rollback" else None
+            return Cut(step=step - 1, parent=thread.branch if left is None else left)
         if to.isdigit():
             step = int(to)
             if step > thread.last_step:
                 text = f"`{thread.id}` has no step {step}; its last one is {thread.last_step}"
                 raise Problem(text, exit_code=4, reason="NoSuchStep")
-            return step
+            if step and not any(row.step == step for row in rows):
+                text = f"step {step} of `{thread.id}` is not on its present branch; see: ringfence steps {thread.id}"
+                raise Problem(text, exit_code=4, reason="NoSuchStep")
+            return Cut(step=step, parent=thread.branch)
         try:
             at = datetime.fromisoformat(to)
         except ValueError:
@@ -90,7 +104,8 @@ class Rollback:
         if at.tzinfo is None:
             raise bad_usage(f"the time `{to}` has no zone; write it as 2026-01-31T12:00:00Z")
         at_us = int(at.timestamp() * 1_000_000)
-        return max((row.step for row in rows if row.started_us + row.duration_us <= at_us), default=0)
+        kept = (row.step for row in rows if row.started_us + row.duration_us <= at_us)
+        return Cut(step=max(kept, default=0), parent=thread.branch)
 
     async def _lineage_rows(self, thread: Thread, after: int) -> list[StoredRow]:
         parts = thread.lineage.parts
@@ -162,14 +177,14 @@ class Rollback:
             before = await store.state_before(key, first.version)
             if now is None or now.version != newest.version:
                 by = "another agent" if now is None else f"`{now.agent}`"
-                undo.state_conflicts.append(f"state `{key}` was changed since by {by}")
+                undo.state_conflicts[key] = f"changed since by {by}"
             elif (before.value if before else None) != now.value:
                 undo.state.append((now, before))
 
     # -- carrying it out ------------------------------------------------------------------------------------------
 
     async def execute(
-        self, thread: Thread, cut: int, path: str | None, operator: str
+        self, thread: Thread, cut: Cut, path: str | None, operator: str
     ) -> tuple[Undo, dict[str, Any]]:
         """Roll back; returns what was done and where it led.
 
@@ -180,13 +195,14 @@ class Rollback:
             await self._processes.end_program(thread)
             for flight in list(thread.flights.values()):
                 await cancel(flight, Killed("the operator rolled the agent back"), settle_s=30)
-            undo = await self.plan(thread, cut, path)
+            undo = await self.plan(thread, cut.step, path)
             step = thread.take_step()
             await self._intent(thread, step, cut, path, operator)
-            return undo, await self._carry_out(thread, undo, step, path)
+            return undo, await self._carry_out(thread, undo, step, path, cut.parent)
 
-    async def _intent(self, thread: Thread, step: int, cut: int, path: str | None, operator: str) -> None:
-        body = json.dumps({"arguments": {"cut": cut, "path": path, "operator": operator}}).encode()
+    async def _intent(self, thread: Thread, step: int, cut: Cut, path: str | None, operator: str) -> None:
+        arguments = {"cut": cut.step, "parent": cut.parent, "path": path, "operator": operator}
+        body = json.dumps({"arguments": arguments}).encode()
         row = Row(
             chain=thread.key,
             phase=Phase.INTENT,
@@ -194,7 +210,7 @@ class Rollback:
             branch=thread.branch,
             lane=OPERATOR_LANE,
             action="rollback",
-            resource=f"step {cut}",
+            resource=f"step {cut.step}",
             effect="WRITE",
             verdict="allow",
             started_us=time.time_ns() // 1000,
@@ -202,7 +218,9 @@ class Rollback:
         )
         await self._core.append(Entry(row=row))
 
-    async def _carry_out(self, thread: Thread, undo: Undo, step: int, path: str | None) -> dict[str, Any]:
+    async def _carry_out(
+        self, thread: Thread, undo: Undo, step: int, path: str | None, parent: int
+    ) -> dict[str, Any]:
         environment = thread.environment
         async with environment.lock():
             covers = await self._take_point(thread, undo, step)
@@ -214,17 +232,19 @@ class Rollback:
             await self._core.failpoints.reach("rollback:after_restore", thread.id)
             for resource, plan in undo.sql.items():
                 report = await sql_restore.restore(environment.sql[resource], plan)
-                undo.late_conflicts += [f"{c.table.resource(resource)}: {c.reason}" for c in report.conflicts]
+                undo.late_conflicts |= {c.table.resource(resource): c.reason for c in report.conflicts}
             if undo.state:
                 items = [
                     (now.key, now.version, before.value if before else None) for now, before in undo.state
                 ]
                 lost = await self._core.store.restore_state(thread.id, items, step)
-                undo.state_conflicts += [f"state `{key}` was changed meanwhile" for key in lost]
+                undo.state_conflicts |= {key: f"changed meanwhile by {by}" for key, _, by in lost}
         environment.forget_masks()
-        branch = await self._branch(thread, undo.cut) if path is None else thread.branch
+        branch = thread.branch
+        if path is None:
+            branch = (await self._core.store.add_branch(thread.key, parent, undo.cut)).branch
         point = f"p{step}" if covers else ""
-        await self._outcome(thread, step, undo, point, covers)
+        await self._outcome(thread, step, undo, point, covers, branch)
         if path is None:
             await self._ownership.switch_branch(thread, branch)
         thread.lanes.clear()
@@ -264,16 +284,12 @@ class Rollback:
             ) from error
         return covers
 
-    async def _branch(self, thread: Thread, cut: int) -> int:
-        record = await self._core.store.add_branch(thread.key, thread.branch, cut)
-        return record.branch
-
-    async def _outcome(self, thread: Thread, step: int, undo: Undo, point: str, covers: list[str]) -> None:
-        body: dict[str, Any] = {
-            "result": {"cut": undo.cut, "branch": thread.branch},
-            "rules": [],
-            "grants": [],
-        }
+    async def _outcome(
+        self, thread: Thread, step: int, undo: Undo, point: str, covers: list[str], branch: int
+    ) -> None:
+        # On the new branch, so that the point from just before is among the points there.
+        result = {"cut": undo.cut, "branch": branch, "left_branch": thread.branch}
+        body: dict[str, Any] = {"result": result, "rules": [], "grants": []}
         if point:
             body["point"] = {
                 "id": point,
@@ -286,7 +302,7 @@ class Rollback:
             chain=thread.key,
             phase=Phase.OUTCOME,
             step=step,
-            branch=thread.branch,
+            branch=branch,
             lane=OPERATOR_LANE,
             action="rollback",
             resource=f"step {undo.cut}",
@@ -305,6 +321,6 @@ class Rollback:
                 continue
             arguments = json.loads(intent.body)["arguments"]
             undo = await self.plan(thread, int(arguments["cut"]), arguments["path"])
-            await self._carry_out(thread, undo, intent.step, arguments["path"])
+            await self._carry_out(thread, undo, intent.step, arguments["path"], int(arguments["parent"]))
             return True
         return False

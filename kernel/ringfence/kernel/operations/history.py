@@ -61,7 +61,7 @@ def undo_document(undo: Undo) -> dict[str, Any]:
     """What a rollback does, as `--preview` shows it."""
     changes: list[dict[str, Any]] = []
     conflicts: list[dict[str, Any]] = [
-        {"kind": "state", "target": text, "reason": text} for text in undo.state_conflicts
+        {"kind": "state", "target": key, "reason": reason} for key, reason in undo.state_conflicts.items()
     ]
     if undo.files is not None:
         changes += [
@@ -76,7 +76,9 @@ def undo_document(undo: Undo) -> dict[str, Any]:
         changes.append(
             {"kind": "state", "target": now.key, "action": action, "detail": f"version {now.version}"}
         )
-    conflicts += [{"kind": "sql", "target": text, "reason": text} for text in undo.late_conflicts]
+    conflicts += [
+        {"kind": "sql", "target": table, "reason": reason} for table, reason in undo.late_conflicts.items()
+    ]
     for plan in undo.sql.values():
         for entry in plan.describe():
             key = ", ".join(f"{column}={value}" for column, value in entry["key"].items())
@@ -111,7 +113,7 @@ async def rollback(
     cut = await kernel.rollback.cut_for(thread, to)
     wanted = thread.environment.workspace.canonical(path, follow=False) if path else None
     if preview:
-        undo = await kernel.rollback.plan(thread, cut, wanted)
+        undo = await kernel.rollback.plan(thread, cut.step, wanted)
         return {
             "preview": True,
             **undo_document(undo),
@@ -127,7 +129,7 @@ async def rollback(
         raise conflict(
             f"the rollback stopped: {error}; mend that and run it again, it continues where it was"
         ) from error
-    await kernel.core.operator_event("operator.rollback", thread.id, operator=operator, cut=cut, **facts)
+    await kernel.core.operator_event("operator.rollback", thread.id, operator=operator, cut=cut.step, **facts)
     if start:
         async with thread.operation:
             try:
@@ -145,8 +147,8 @@ async def rollback(
 async def diff(kernel: Kernel, name: str, start: str, end: str) -> dict[str, Any]:
     """Workspace changes between two points, each the state just before its step; without `end`: until now."""
     thread = await kernel.thread(name)
-    low = await kernel.rollback.cut_for(thread, start) if start else 0
-    high = await kernel.rollback.cut_for(thread, end) if end else thread.last_step
+    low = (await kernel.rollback.cut_for(thread, start)).step if start else 0
+    high = (await kernel.rollback.cut_for(thread, end)).step if end else thread.last_step
     before: dict[str, Any] = {}
     later: dict[str, Any] = {}
     for row in await _outcomes(kernel, thread, low):

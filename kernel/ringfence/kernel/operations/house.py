@@ -11,6 +11,7 @@ from ringfence.kernel.journal.types import Unavailable
 from ringfence.kernel.operations.kernel import Kernel, rfc3339
 from ringfence.kernel.problems import Problem, bad_usage
 from ringfence.kernel.resources import ResourceError, Resources
+from ringfence.kernel.revocation import settle_affected
 from ringfence.kernel.secrets import SecretsError
 
 
@@ -56,14 +57,18 @@ async def reload(kernel: Kernel, operator: str) -> dict[str, Any]:
         await kernel.core.operator_event("operator.reload", operator=operator, ok=False, error=str(error))
         raise bad_usage(f"{error}\nthe last good kernel file stays in force", "BadConfig") from error
     kernel.ownership.resources = new
+    affected: list[dict[str, Any]] = []
     for thread in list(kernel.core.threads.values()):
         thread.environment.http, thread.environment.sql = new.http, new.sql
-        await thread.refresh(None)
-    await kernel.core.operator_event("operator.reload", operator=operator, ok=True)
+        # What the new file denies ends here too, though no epoch moved: the answer means that it is in force.
+        report = await settle_affected(thread, await thread.refresh(None))
+        affected += [{"agent": thread.id, **call} for call in report]
+    await kernel.core.operator_event("operator.reload", operator=operator, ok=True, affected=affected)
     return {
         "file": str(new.path) if new.path else None,
         "loaded_at": rfc3339(new.loaded_at),
         "resources": sorted([*new.http, *new.sql]),
+        "affected": affected,
     }
 
 

@@ -90,7 +90,7 @@ async def _main(options: argparse.Namespace) -> int:
         try:
             if not options.serve:
                 return await _drive(directory, targets, options)
-            print(json.dumps(targets), flush=True)
+            print(json.dumps({"targets": targets, "pid": os.getpid()}), flush=True)
             await _until_stopped()
             return 0
         finally:

@@ -58,13 +58,13 @@ class Workload:
         return CALL_TAG + _varint(len(body)) + body, writes
 
 
-def workload(path: str, key: str, write_every: int) -> Workload:
+def workload(path: str, key: str, write_every: int, lane: str) -> Workload:
     """Serialise what doesn't change between calls."""
     read = json.dumps({"path": path}).encode()
     write = json.dumps({"key": key, "value": {"page": 7, "note": "as an agent would keep it"}}).encode()
     return Workload(
-        read=Call(lane="0", action="fs.read", arguments=read).SerializeToString(),
-        write=Call(lane="0", action="state.put", arguments=write).SerializeToString(),
+        read=Call(lane=lane, action="fs.read", arguments=read).SerializeToString(),
+        write=Call(lane=lane, action="state.put", arguments=write).SerializeToString(),
         write_every=write_every,
     )
 
@@ -75,6 +75,7 @@ class Tally:
 
     reads: list[float] = field(default_factory=list)
     writes: list[float] = field(default_factory=list)
+    answered: list[str] | None = None
     failures: collections.Counter[str] = field(default_factory=collections.Counter)
 
 
@@ -83,12 +84,13 @@ class Stream:
 
     def __init__(self, target: dict[str, str]) -> None:
         self._token = target["token"]
+        self._chain = target.get("chain", "0")
         self._channel = grpc.aio.insecure_channel(f"unix:{target['socket']}", options=OPTIONS)
         self._call: Any = None
         self._step = 0
 
-    async def open(self) -> None:
-        """Say hello and wait for the welcome."""
+    async def open(self, lane: str) -> None:
+        """Say hello and wait for the welcome; lane `0` continues where the agent is, another one starts at 0."""
         self._call = self._channel.stream_stream(METHOD)()  # raw bytes both ways
         hello = Hello(token=self._token, protocol=1, client="bench.lean")
         await self._call.write(StreamRequest(hello=hello).SerializeToString())
@@ -96,7 +98,7 @@ class Stream:
         if answer is grpc.aio.EOF:
             code, details = await self._call.code(), await self._call.details()
             raise SystemExit(f"no welcome: {code.name}: {details}")
-        self._step = StreamResponse.FromString(answer).welcome.next_step
+        self._step = StreamResponse.FromString(answer).welcome.next_step if lane == "0" else 0
 
     async def drive(self, work: Workload, calls: int, until: float, tally: Tally) -> None:
         """Send calls one after the other: `calls` of them, or until a time of `time.perf_counter`."""
@@ -120,6 +122,8 @@ class Stream:
             reply = parse(answer).reply
             if reply.HasField("failure"):
                 tally.failures[f"{reply.failure.reason}: {reply.failure.message}"] += 1
+            elif tally.answered is not None:
+                tally.answered.append(f"{self._chain} {reply.step}")
             (tally.writes if writes else tally.reads).append(now - began)
             number += 1
             self._step += 1
@@ -149,12 +153,13 @@ def summary(latencies: Sequence[float]) -> dict[str, float | int]:
 
 
 async def run(
-    targets: Sequence[dict[str, str]], works: Sequence[Workload], calls: int, seconds: float
+    targets: Sequence[dict[str, str]], works: Sequence[Workload], options: argparse.Namespace
 ) -> dict[str, Any]:
     """Drive all targets at once, each with its own workload, and report."""
+    calls, seconds = options.calls, options.seconds
     streams = [Stream(target) for target in targets]
-    await asyncio.gather(*(stream.open() for stream in streams))
-    tally = Tally()
+    await asyncio.gather(*(stream.open(options.lane) for stream in streams))
+    tally = Tally(answered=None if options.answered is None else [])
     gc.collect()
     gc.freeze()
     began, cpu = time.perf_counter(), time.process_time()
@@ -166,6 +171,8 @@ async def run(
     )
     elapsed, cpu = time.perf_counter() - began, time.process_time() - cpu
     await asyncio.gather(*(stream.close() for stream in streams))
+    if tally.answered is not None:
+        options.answered.write_text("\n".join([*tally.answered, ""]))
     total = len(tally.reads) + len(tally.writes)
     return {
         "streams": len(streams),
@@ -175,7 +182,8 @@ async def run(
         **summary([*tally.reads, *tally.writes]),
         "fs.read": summary(tally.reads),
         "state.put": summary(tally.writes),
-        "failures": dict(tally.failures),
+        "failed": tally.failures.total(),
+        "failures": dict(tally.failures.most_common(5)),
     }
 
 
@@ -190,17 +198,23 @@ def main() -> int:
     parser.add_argument("--path", default="bench.txt", help="file to read")
     parser.add_argument("--key", default="bench/{n}", help="state key to write; {n} is the stream's number")
     parser.add_argument("--write-every", type=int, default=5, help="every n-th call writes; 0: none does")
+    parser.add_argument("--lane", default="0", help="lane of all calls; one run takes one of its own")
+    parser.add_argument("--streams", type=int, default=0, help="use only the first so many targets; 0: all")
+    parser.add_argument(
+        "--answered", type=Path, help="write `CHAIN STEP` of every call answered with a result"
+    )
     parser.add_argument("--cpu", type=int, help="pin the generator to this CPU")
     options = parser.parse_args()
     if options.cpu is not None:
         os.sched_setaffinity(0, {options.cpu})
     text = sys.stdin.read() if options.targets == "-" else Path(options.targets).read_text()
     targets = json.loads(text)
+    targets = targets[: options.streams or len(targets)]
     works = [
-        workload(options.path, options.key.replace("{n}", str(number)), options.write_every)
+        workload(options.path, options.key.replace("{n}", str(number)), options.write_every, options.lane)
         for number in range(len(targets))
     ]
-    report = uvloop.run(run(targets, works, options.calls, options.seconds))
+    report = uvloop.run(run(targets, works, options))
     print(json.dumps(report))
     return 1 if report["failures"] else 0
 

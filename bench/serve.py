@@ -10,9 +10,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import cProfile
+import io
 import json
 import os
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,9 @@ from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.server.agent_door import AgentDoor
 from ringfence.kernel.thread import Thread
 from ringfence.v1 import operator_pb2 as pb
+
+TOGETHER = 8
+"""Agents submitted at a time."""
 
 MANIFEST = """
 apiVersion: ringfence/v1
@@ -61,7 +67,8 @@ class Doors:
         directory = self._kernel.layout.socket_dir(thread.key)
         await door.open(directory, dict(self._kernel.core.table), None)
         thread.state = "running"
-        self.targets.append({"socket": str(directory / "syscall.sock"), "token": token})
+        socket = str(directory / "syscall.sock")
+        self.targets.append({"socket": socket, "token": token, "chain": str(thread.key)})
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._kernel.processes, name)
@@ -79,9 +86,6 @@ async def frames(tar: bytes) -> Any:
 
 def workspace() -> bytes:
     """One small file to read."""
-    import io
-    import tarfile
-
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
         info = tarfile.TarInfo("bench.txt")
@@ -99,8 +103,9 @@ async def serve(data: Path, agents: int, dsn: str | None) -> None:
         doors = Doors(kernel)
         real, kernel.processes = kernel.processes, doors  # type: ignore[assignment]
         tar = workspace()
-        for _ in range(agents):
-            await submit.submit(kernel, frames(tar), "bench")
+        for first in range(0, agents, TOGETHER):
+            many = range(min(TOGETHER, agents - first))
+            await asyncio.gather(*(submit.submit(kernel, frames(tar), "bench") for _ in many))
         kernel.processes = real
         kernel_dsn = dsn or kernel.embedded_dsn
         print(json.dumps({"targets": doors.targets, "dsn": kernel_dsn, "pid": os.getpid()}), flush=True)
@@ -114,13 +119,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--agents", type=int, default=64)
     parser.add_argument("--dsn")
-    parser.add_argument("--cpu", type=int, help="pin the kernel to this CPU")
     parser.add_argument("--profile", type=Path, help="write a cProfile here")
     options = parser.parse_args()
     work = serve(options.data, options.agents, options.dsn)
     if options.profile is not None:
-        import cProfile
-
         profile = cProfile.Profile()
         profile.runcall(uvloop.run, work)
         profile.dump_stats(options.profile)

@@ -1,0 +1,137 @@
+"""Durable calls of the lean generator, beside a bare echo and single inserts measured in the same minute."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench import commits
+from bench.host import Bench, BenchError, cpu_seconds, median, pin, serving
+from bench.report import Section, Target
+
+STREAMS = (1, 8, 64, 200)
+KERNEL_CPU, GENERATOR_CPU = 0, 1
+
+_lanes = itertools.count(1)
+
+
+def generate(targets: Path, streams: int, seconds: float, *more: str) -> dict[str, Any]:
+    """Run the generator once, on a lane of its own.
+
+    Raises:
+        BenchError: it ended without a report, or calls failed.
+    """
+    argv = [sys.executable, "-m", "bench.lean", "--targets", str(targets), "--streams", str(streams)]
+    argv += ["--seconds", str(seconds), "--lane", str(next(_lanes)), "--cpu", str(GENERATOR_CPU), *more]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=seconds + 120, check=False)
+    if not done.stdout:
+        raise BenchError(
+            f"the generator failed: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}"
+        )
+    report: dict[str, Any] = json.loads(done.stdout)
+    if report["failed"]:
+        raise BenchError(f"{report['failed']} calls failed: {next(iter(report['failures']))}")
+    return report
+
+
+def measure(bench: Bench) -> Section:
+    """Every number of streams, echo and kernel and pgbench in turn."""
+    section = Section(
+        name="calls",
+        title="durable calls of one lean generator (80 % fs.read, 20 % state.put; one call at a time on a stream)",
+    )
+    home = bench.directory("calls")
+    agents = max(STREAMS)
+    bench.say(f"starting a kernel with {agents} agents and a bare echo")
+    with contextlib.ExitStack() as stack:
+        options = ("--data", str(home / "k"), "--agents", str(agents))
+        kernel, told = stack.enter_context(serving("bench.serve", *options, log=home / "serve.log"))
+        echo, echoing = stack.enter_context(
+            serving("bench.echo", "--serve", "--streams", str(agents), log=home / "echo.log")
+        )
+        (home / "kernel.json").write_text(json.dumps(told["targets"]))
+        (home / "echo.json").write_text(json.dumps(echoing["targets"]))
+        for process in (kernel, echo):
+            pin(process.pid, KERNEL_CPU)
+        dsn = commits.prepare(told["dsn"])
+        for streams in STREAMS:
+            bench.say(f"{streams} streams")
+            rounds = [
+                _round(bench, home, streams, (kernel.pid, echo.pid), dsn)
+                for _ in range(1 if bench.quick else 3)
+            ]
+            section.rows.append(_row(streams, rounds))
+    section.targets = _targets(section.rows)
+    section.notes.append(
+        f"commits: {rounds[0]['commits'].tool}, {commits.BODY_BYTES} bytes a row, same server, same minute"
+    )
+    section.notes.append(
+        "µs: processor time of the server process a call; it depends less on a busy machine than calls/s"
+    )
+    return section
+
+
+def _round(bench: Bench, home: Path, streams: int, pids: tuple[int, int], dsn: str) -> dict[str, Any]:
+    seconds = bench.seconds(2.0, 5.0)
+    found: dict[str, Any] = {}
+    for name, pid in zip(("kernel", "echo"), pids, strict=True):
+        before = cpu_seconds(pid)
+        report = generate(home / f"{name}.json", streams, seconds)
+        report["us"] = (cpu_seconds(pid) - before) / report["calls"] * 1e6
+        found[name] = report
+    found["commits"] = commits.measure(dsn, streams, bench.seconds(1.0, 3.0), home)
+    return found
+
+
+def _row(streams: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    def middle(value: Any) -> float:
+        return median([value(r) for r in rounds])
+
+    return {
+        "streams": streams,
+        "calls/s": middle(lambda r: r["kernel"]["calls_per_s"]),
+        "p50 ms": middle(lambda r: r["kernel"]["p50_ms"]),
+        "p99 ms": middle(lambda r: r["kernel"]["p99_ms"]),
+        "p99/p50": middle(lambda r: r["kernel"]["p99_ms"] / r["kernel"]["p50_ms"]),
+        "µs": middle(lambda r: r["kernel"]["us"]),
+        "echo/s": middle(lambda r: r["echo"]["calls_per_s"]),
+        "echo p99/p50": middle(lambda r: r["echo"]["p99_ms"] / r["echo"]["p50_ms"]),
+        "echo µs": middle(lambda r: r["echo"]["us"]),
+        "of echo": middle(lambda r: r["kernel"]["calls_per_s"] / r["echo"]["calls_per_s"]),
+        "commits/s": middle(lambda r: r["commits"].per_s),
+        "commit p50 ms": middle(lambda r: r["commits"].p50_ms),
+        "of commits": middle(lambda r: r["kernel"]["calls_per_s"] / r["commits"].per_s),
+        "read/commit": middle(lambda r: r["kernel"]["fs.read"]["p50_ms"] / r["commits"].p50_ms),
+        "write/commit": middle(lambda r: r["kernel"]["state.put"]["p50_ms"] / r["commits"].p50_ms),
+    }
+
+
+def _targets(rows: list[dict[str, Any]]) -> list[Target]:
+    targets: list[Target] = []
+    for row in rows:
+        name = f"{row['streams']} streams"
+        if row["streams"] == 1:
+            targets += [
+                Target(
+                    name="one stream, READ in single commits",
+                    got=row["read/commit"],
+                    wanted=3,
+                    at_least=False,
+                ),
+                Target(
+                    name="one stream, WRITE in single commits",
+                    got=row["write/commit"],
+                    wanted=5,
+                    at_least=False,
+                ),
+            ]
+        if row["streams"] >= 64:
+            targets.append(Target(name=f"{name}, calls/s", got=row["calls/s"], wanted=10_000))
+            targets.append(Target(name=f"{name}, share of the bare echo", got=row["of echo"], wanted=0.5))
+            targets.append(Target(name=f"{name}, p99/p50", got=row["p99/p50"], wanted=3, at_least=False))
+    return targets

@@ -1,0 +1,205 @@
+"""The machine: pinning, processor time, children that never outlive the run, a scratch directory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+_TICKS = os.sysconf("SC_CLK_TCK")
+WAIT_S = 120.0
+
+
+class BenchError(Exception):
+    """A measurement can't be taken. `str()` is one line that says why."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Bench:
+    """One run.
+
+    Attributes:
+        quick: short runs.
+        scratch: directory for everything that is written; removed at the end.
+        say: gets a line for a person who waits.
+    """
+
+    quick: bool
+    scratch: Path
+    say: Callable[[str], None]
+    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def seconds(self, quick: float, full: float) -> float:
+        """How long to measure."""
+        return quick if self.quick else full
+
+    def directory(self, name: str) -> Path:
+        """A fresh directory that sandboxed agents with uids of their own can pass through."""
+        path = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.scratch))
+        path.chmod(0o711)
+        return path
+
+
+@contextlib.contextmanager
+def scratch(parent: str | None) -> Iterator[Path]:
+    """A directory for the run. On the disk, not in memory: durable commits are what is measured."""
+    path = Path(tempfile.mkdtemp(prefix="rfb-", dir=parent))
+    path.chmod(0o711)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+# -- processors -------------------------------------------------------------------------------------------------------
+
+
+def two_cores() -> bool:
+    """Whether kernel and generator can each have a core."""
+    return len(os.sched_getaffinity(0)) >= 2
+
+
+def pin(pid: int, cpu: int) -> None:
+    """Pin every thread of a process, where there are cores to choose from."""
+    if not two_cores():
+        return
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), {cpu})
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time a process has used so far, all threads, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def idle_share(seconds: float = 1.0) -> float:
+    """Share of the machine that nobody uses just now: the room there is for measuring."""
+
+    def look() -> tuple[int, int]:
+        numbers = [int(n) for n in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        return numbers[3] + numbers[4], sum(numbers)
+
+    idle, whole = look()
+    time.sleep(seconds)
+    idle_then, whole_then = look()
+    return (idle_then - idle) / max(1, whole_then - whole)
+
+
+def facts() -> dict[str, Any]:
+    """What the figures depend on."""
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "load": [round(n, 2) for n in os.getloadavg()],
+        "idle_share": round(idle_share(), 2),
+        "linux": os.uname().release,
+        "python": sys.version.split()[0],
+        "root": os.geteuid() == 0,
+    }
+
+
+# -- children ---------------------------------------------------------------------------------------------------------
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def child(argv: Sequence[str], **more: Any) -> subprocess.Popen[str]:
+    """Start a process that is told to end when this one dies, however it dies."""
+    return subprocess.Popen(argv, text=True, preexec_fn=_die_with_parent, **more)  # noqa: PLW1509 - no threads yet here
+
+
+@contextlib.contextmanager
+def serving(module: str, *options: str, log: Path) -> Iterator[tuple[subprocess.Popen[str], Any]]:
+    """Run `python -m MODULE`, which prints one line of JSON when it serves and ends when its input does."""
+    with log.open("ab") as errors:
+        process = child(
+            [sys.executable, "-m", module, *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        if not line:
+            raise BenchError(f"`python -m {module}` did not start: {last_line(log)}")
+        yield process, json.loads(line)
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[Any], seconds: float = 60.0) -> None:
+    """End a child in order, then by force."""
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def last_line(log: Path) -> str:
+    """Why a child failed, as far as it said."""
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return lines[-1][:300] if lines else "it said nothing"
+
+
+def eventually(
+    true: Callable[[], bool], what: str, within_s: float = WAIT_S, every_s: float = 0.005
+) -> float:
+    """Poll for a state of another process; gives the seconds it took.
+
+    Raises:
+        BenchError: it did not come.
+    """
+    began = time.monotonic()
+    while not true():
+        if time.monotonic() - began > within_s:
+            raise BenchError(f"{what} within {within_s:.0f} s")
+        time.sleep(every_s)
+    return time.monotonic() - began
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value; 0 for none."""
+    return statistics.median(values) if values else 0.0
+
+
+def rank(values: Sequence[float], share: float) -> float:
+    """A percentile by the nearest-rank method; 0 for none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Seconds that some work takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

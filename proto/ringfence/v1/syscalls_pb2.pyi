@@ -885,7 +885,7 @@ class ExecRunResponse(_message.Message):
     stderr_bytes: _builtins.int
     """Bytes written to standard error in all."""
     reason: _builtins.str
-    """Why it ended: `exit`, `signal`, `timeout`, `memory`."""
+    """Why it ended: `exit`, `signal`, `timeout`, `memory`, `disk`. Changes count only after `exit` or `signal`."""
     @_builtins.property
     def changed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Paths changed, as applied to the workspace."""

@@ -254,7 +254,7 @@ class Scene:
         import psycopg
 
         with psycopg.connect(self.database, autocommit=True) as connection:
-            cursor = connection.execute(statement, values)
+            cursor = connection.execute(statement, values or None)
             return cursor.fetchall() if cursor.description else []
 
     @property

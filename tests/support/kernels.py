@@ -68,7 +68,9 @@ class Operator:
             raise Refused(error) from None
         return [p.data if isinstance(p, pb.Chunk) else json.loads(p.json) for p in parts]
 
-    def submit(self, manifest: str, files: dict[str, Any], *, name: str = "", input_bytes: bytes = b"") -> str:
+    def submit(
+        self, manifest: str, files: dict[str, Any], *, name: str = "", input_bytes: bytes = b""
+    ) -> str:
         header = pb.SubmitHeader(manifest=manifest, source="test.yaml", name=name, input=input_bytes)
         frames = [pb.SubmitRequest(header=header), pb.SubmitRequest(workspace=tar_of(files))]
         call, _ = self._method("Submit", "stream_unary")
@@ -88,11 +90,9 @@ def tar_of(files: dict[str, Any]) -> bytes:
     """A workspace: text or bytes by path; None makes a directory, a `(mode, content)` pair sets its mode."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
-        for path, content in files.items():
+        for path, given in files.items():
             info = tarfile.TarInfo(path)
-            info.mode = 0o644
-            if isinstance(content, tuple):
-                info.mode, content = content
+            info.mode, content = given if isinstance(given, tuple) else (0o644, given)
             if content is None:
                 info.type, info.mode = tarfile.DIRTYPE, 0o755
                 tar.addfile(info)
@@ -118,7 +118,16 @@ class KernelProcess:
         self.operator: Operator = None  # type: ignore[assignment]
 
     def start(self, **env: str) -> Operator:
-        argv = [sys.executable, "-m", "ringfence.console", "up", "--data", str(self.data), "--config", str(self.config)]
+        argv = [
+            sys.executable,
+            "-m",
+            "ringfence.console",
+            "up",
+            "--data",
+            str(self.data),
+            "--config",
+            str(self.config),
+        ]
         if self.dsn:
             argv += ["--dsn", self.dsn]
         with self.log.open("ab") as log:

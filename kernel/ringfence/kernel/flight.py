@@ -36,6 +36,7 @@ class Flight:
         "effect",
         "effect_id",
         "effect_started",
+        "ending",
         "epoch",
         "extra_grants",
         "extra_rules",
@@ -92,6 +93,7 @@ class Flight:
         self.point: dict[str, Any] | None = None
         self.progress: bytes | None = None
         self.effect_started = False
+        self.ending = False
         self.intent_written = False
         self.generation = thread.generation
         self.task: asyncio.Task[Any] | None = None

@@ -58,6 +58,7 @@ class Outcomes:
 
     async def fail(self, flight: Flight, error: SyscallError) -> Answer:
         """Record a refusal or failure, then answer with it."""
+        flight.ending = True
         error.metadata.setdefault("audit_id", flight.audit_id)
         if error.outcome != "unknown":
             # It did not happen, so the next try is the same occurrence and carries the same key.

@@ -67,11 +67,13 @@ async def cancel(flight: Flight, error: SyscallError, settle_s: float = SETTLE_S
     answer = flight.answer
     if answer is None:
         return "finished"
+    # INVARIANT: a call that records its end is left alone: its task goes on to send the reply, and a program that
+    # never gets one waits for ever.
+    if not (answer.done() or flight.effect_started or flight.ending):
+        flight.fate = error
+        if flight.task is not None:
+            flight.task.cancel()
+    done, _ = await asyncio.wait([answer], timeout=settle_s)
     if flight.effect_started:
-        done, _ = await asyncio.wait([answer], timeout=settle_s)
         return "finished" if done else "under way"
-    flight.fate = error
-    if flight.task is not None:
-        flight.task.cancel()
-    await asyncio.wait([answer], timeout=settle_s)
-    return "cancelled"
+    return "finished" if done and answer.result().failure is None else "cancelled"

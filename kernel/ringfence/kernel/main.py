@@ -107,6 +107,9 @@ def prepare(settings: Settings) -> Layout:
     Raises:
         StartError: the directory can't be made or belongs to someone else.
     """
+    if settings.listen is not None:
+        text = "operators connect by the unix socket alone in this release; leave --listen out, and forward the socket with `ssh -L`"
+        raise StartError(text, 2)
     data = settings.data.absolute()
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)

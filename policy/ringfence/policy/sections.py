@@ -56,12 +56,17 @@ _MAX_CPU: Final = 1024
 _MAX_RESTARTS: Final = 1000
 
 
+def is_name(text: str) -> bool:
+    """Whether a text may name an agent, a role, a resource or a secret: it is safe as a part of a path, too."""
+    return _NAME.fullmatch(text) is not None
+
+
 def read_name(reader: Reader, node: Node, what: str) -> str:
     """A name of an agent, role, resource or secret; empty on a problem."""
     name = reader.text(node, what)
     if name is None:
         return ""
-    if _NAME.fullmatch(name) is None:
+    if not is_name(name):
         reader.wrong(
             node,
             f"`{name}` is no name",

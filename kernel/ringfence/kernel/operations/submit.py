@@ -19,6 +19,7 @@ from ringfence.policy.engine import AgentPolicy
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.manifest_types import Manifest
 from ringfence.policy.problems import ManifestError
+from ringfence.policy.sections import is_name
 from ringfence.policy.types import Verdict
 from ringfence.sandbox.trees import copy_tree, extract_tar
 from ringfence.sandbox.types import SandboxError
@@ -40,6 +41,10 @@ async def submit(kernel: Kernel, frames: AsyncIterator[pb.SubmitRequest], operat
     if first is None or first.WhichOneof("frame") != "header":
         raise bad_usage("the first frame of a submission has to be its header")
     header = first.header
+    if header.name and not is_name(header.name):
+        raise bad_usage(
+            f"`{header.name}` is no name for an agent; use up to 63 letters, digits, `.`, `-` and `_`"
+        )
     manifest = check_manifest(kernel, header.manifest, header.source or "manifest")
     if len(header.input) > INPUT_BYTES_MAX:
         raise bad_usage(

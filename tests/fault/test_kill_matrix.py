@@ -116,7 +116,16 @@ WORKSPACE = {
 }
 
 # What each row passes through; a row without intent has no such commit, a mere read no effect to count.
-POINTS = ("before_intent", "after_intent", "before_effect", "after_effect", "before_outcome", "after_outcome")
+POINTS = (
+    "before_intent",
+    "after_intent",
+    "before_effect",
+    "after_effect",
+    "before_apply",
+    "after_apply",
+    "before_outcome",
+    "after_outcome",
+)
 ATOMIC = {"state", "put"}
 NO_INTENT = {"read"}
 READS = {"get", "select"}
@@ -124,6 +133,8 @@ READS = {"get", "select"}
 
 def passes(name: str, point: str) -> bool:
     """Whether the row of this job reaches a failpoint."""
+    if point in ("before_apply", "after_apply"):
+        return name == "exec"
     if name in ATOMIC:
         return point in ("before_intent", "after_outcome")
     if name in NO_INTENT:

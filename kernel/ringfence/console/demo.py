@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from ringfence.console import demo_crashes, demo_undo, demo_walls
+from ringfence.console import demo_crashes, demo_undo, demo_walls, demo_work
 from ringfence.console.demo_report import Narrator
 from ringfence.console.demo_warden import Warden
 from ringfence.console.demo_world import DemoError, World
@@ -27,6 +27,7 @@ SCENES: tuple[Callable[[World], None], ...] = (
     demo_crashes.kill_agent,
     demo_crashes.kill_kernel,
     demo_walls.destroy,
+    demo_work.check_work,
     demo_walls.refuse,
     demo_walls.hide,
     demo_walls.find_canaries,

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ringfence.console import render
-from ringfence.console.render import Column
-from ringfence.console.text import safe
+from ringfence.console.text import pad, safe
 
-_FACTS = (
-    Column(title="FACT", flex=True),
-    Column(title="WHAT WAS CHECKED", flex=True),
-    Column(title="FIGURE", flex=True),
-    Column(title="OK"),
-)
+_WIDTH = 118
+_WIDTH_MIN = 72
+_SHARES = (0.3, 0.38, 0.32)
+"""Of the table's width: fact, what was checked, figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +108,29 @@ class Narrator:
             )
             return
         render.say()
-        render.table(
-            _FACTS,
-            [
-                [safe(fact.fact), safe(fact.checked), safe(fact.figure), "ok" if fact.ok else "failed"]
-                for fact in self.facts
-            ],
-        )
+        for line in self._table():
+            render.say(line)
         held = sum(fact.ok for fact in self.facts)
         render.say()
         render.say(f"{held} of {len(self.facts)} facts hold; {seconds:.0f} s")
+
+    def _table(self) -> Iterator[str]:
+        """The facts as a table whose cells are wrapped, so that it can be read on any terminal and in any log."""
+        available = render.columns_available() if render.to_terminal() else _WIDTH
+        room = max(_WIDTH_MIN, min(available, _WIDTH)) - len("  " * 3) - len("ok")
+        widths = [int(room * share) for share in _SHARES]
+        yield _line(("fact", "what was checked", "figure"), widths, "ok")
+        yield "  ".join("-" * width for width in (*widths, 2))
+        for fact in self.facts:
+            cells = [
+                textwrap.wrap(safe(text), width, break_on_hyphens=False) or [""]
+                for text, width in zip((fact.fact, fact.checked, fact.figure), widths, strict=True)
+            ]
+            for number, row in enumerate(itertools.zip_longest(*cells, fillvalue="")):
+                mark = render.coloured("ok") if fact.ok else render.coloured("NO", "failed")
+                yield _line(row, widths, "" if number else mark)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], mark: str) -> str:
+    padded = (pad(cell, width) for cell, width in zip(cells, widths, strict=True))
+    return "  ".join((*padded, mark)).rstrip()

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from ringfence.console.demo_warden import describe, mounts_below, sockets_below
-from ringfence.console.demo_world import World
+from ringfence.console.demo_world import ENDED, World
 from ringfence.console.documents import items, record
 from ringfence.kernel.main import short_run_dir
 
@@ -72,10 +72,7 @@ def go_on(world: World) -> None:
     can = world.run("policy", "can-i", world.agent, "fs.write", "/workspace/pulse/0.txt", "--json")
     before = world.deliveries("/published")
     world.must("start", world.agent)
-    world.eventually(
-        lambda: world.show()["state"] not in ("pending", "running", "paused"), "the agent to end again"
-    )
-    shown = world.show()
+    world.eventually(lambda: world.row()["state"] in ENDED, "the agent to end again")
     again = [
         s
         for s in world.steps()
@@ -92,7 +89,7 @@ def go_on(world: World) -> None:
         "a revoked right stays revoked after the rollback",
         "`policy can-i` (exit 3), and the loops tried again on the new branch",
         f"{can.json()['verdict']}, exit {can.code}; {len(written)} writes",
-        can.code == 3 and can.json()["verdict"] == "deny" and not written and shown["state"] == "done",  # noqa: PLR2004 - denied, as documented
+        can.code == 3 and can.json()["verdict"] == "deny" and not written and world.row()["state"] == "done",  # noqa: PLR2004 - denied, as documented
     )
     after = world.deliveries("/published")
     tell.fact(
@@ -101,11 +98,6 @@ def go_on(world: World) -> None:
         f"{len(before)} delivery before, {len(after)} after",
         len(before) == len(after) == 1 and len(again) == 1 and again[0]["outcome"] == "ok",
     )
-    report = (world.live / "out" / "report.md").read_text(encoding="utf-8")
-    tell.figures["report"] = report
-    tell.say("from its report:")
-    for line in report.splitlines()[2:12]:
-        tell.say(f"  {line}")
 
 
 def prove(world: World) -> None:

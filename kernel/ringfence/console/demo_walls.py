@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ringfence.console.demo_world import World
+from ringfence.console.demo_world import ENDED, World
 from ringfence.console.documents import records
 
 _EARLY = 50
@@ -146,17 +146,17 @@ def revoke(world: World) -> None:
     tell = world.tell
     tell.scene("A right is revoked while the agent uses it in three loops")
     pulse = world.live / "pulse"
-    at_start = int(world.call("List", all=True)["agents"][0]["steps"])
+    at_start = world.row()["steps"]
     world.signal("go-pulse")
-    world.eventually(lambda: _steps_of(world) > at_start + 2 * _EARLY, "the loops to write")
+    world.eventually(lambda: world.row()["steps"] > at_start + 2 * _EARLY, "the loops to write")
     rule = 'fs.write: "/workspace/pulse/*"'
     tell.command(f"ringfence revoke {world.agent} '{rule}'")
     called = time.time()
     answer = world.call("Revoke", agent=world.agent, rule_or_grant=rule)
     returned = time.time()
     left = {path.name: path.read_bytes() for path in pulse.iterdir()}
-    world.eventually(lambda: world.show()["state"] in ("done", "failed"), "the agent to notice and end")
-    state = world.show()["state"]
+    world.eventually(lambda: world.row()["state"] in ENDED, "the agent to notice and end")
+    state = world.row()["state"]
     writes = [s for s in world.steps() if s["resource"].startswith("/workspace/pulse/")]
     written = [s for s in writes if s["outcome"] == "ok"]
     refused = [s for s in writes if s["outcome"] != "ok"]
@@ -197,10 +197,6 @@ def _fits(item: dict[str, Any], writes: list[dict[str, Any]]) -> bool:
     """Whether a call that was said to be cancelled did not succeed."""
     step = next((s for s in writes if s["step"] == item["step"]), None)
     return step is not None and (item["fate"] != "cancelled" or step["outcome"] != "ok")
-
-
-def _steps_of(world: World) -> int:
-    return int(world.call("List", all=True)["agents"][0]["steps"])
 
 
 def _began(step: dict[str, Any]) -> float:

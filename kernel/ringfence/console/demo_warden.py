@@ -9,9 +9,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.02
@@ -38,10 +37,20 @@ class Warden:
         self._stop.set()
         self._thread.join()
 
-    def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-        """Start a child that the caller waits for; every other child is reaped here."""
+    def popen(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: int = subprocess.PIPE,
+        stderr: int | None = subprocess.PIPE,
+    ) -> subprocess.Popen[bytes]:
+        """Start a child that the caller waits for, its output in a pipe; every other child is reaped here."""
         with self._lock:
-            child: subprocess.Popen[bytes] = subprocess.Popen(argv, text=False, **options)
+            child = subprocess.Popen(
+                argv, cwd=cwd, env=env, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr
+            )
             self._own.add(child.pid)
         return child
 

@@ -22,14 +22,14 @@ from ringfence.console.demo_desk import DELIVERIES
 from ringfence.console.demo_report import Narrator
 from ringfence.console.demo_warden import Warden
 from ringfence.console.demo_workspace import EXAMPLE_URL, Input
-from ringfence.console.documents import record
 from ringfence.console.errors import ConsoleError
 from ringfence.kernel.journal.targets import run_script, table_lines
 from ringfence.kernel.postgres import EmbeddedPostgres
 
 PATIENCE_S = 120.0
 """Longest wait for any single thing; nothing here takes long, but the machine may be busy."""
-_POLL_S = 0.01
+_POLL_S = 0.02
+ENDED = frozenset({"failed", "killed", "done", "unknown", "parked"})
 DATABASE = "inventory"
 
 
@@ -72,6 +72,7 @@ class World:
     port: int = 0
     notes: dict[str, Any] = field(default_factory=dict[str, Any])
     _client: Client | None = None
+    _live: Path | None = None
 
     # -- places ---------------------------------------------------------------------------------------------------
 
@@ -121,9 +122,6 @@ class World:
         environment.pop("RINGFENCE_DSN", None)
         child = self.warden.popen(
             [sys.executable, "-P", "-m", "ringfence.console", *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
             cwd=self.root,
             env=environment,
         )
@@ -166,6 +164,10 @@ class World:
         """The agent as `ringfence show` has it."""
         return self.call("Show", agent=self.agent)
 
+    def row(self) -> dict[str, Any]:
+        """The agent as `ringfence ps` has it: cheaper than `show`."""
+        return self.call("List", all=True)["agents"][0]
+
     def steps(self) -> list[dict[str, Any]]:
         """The agent's journal."""
         self.call("Status")
@@ -175,7 +177,9 @@ class World:
     @property
     def live(self) -> Path:
         """The agent's live workspace on this host."""
-        return Path(self.show()["workspace"])
+        if self._live is None:
+            self._live = Path(self.show()["workspace"])
+        return self._live
 
     def eventually(self, true: Callable[[], bool], what: str) -> None:
         """Look until something is true: another process has no other way to tell.
@@ -209,9 +213,8 @@ class World:
                 return True
             if time.monotonic() - looked > 1.0:
                 looked = time.monotonic()
-                shown = self.show()
-                if shown["state"] in ("failed", "killed", "done", "unknown", "parked"):
-                    raise DemoError(f"the agent is {shown['state']} before `{marker}`: {shown['error']}")
+                if self.row()["state"] in ENDED:
+                    raise DemoError(f"the agent ended before the desk's marker `{marker}`{self._why()}")
             return False
 
         self.eventually(there, f"the desk's marker `{marker}`")
@@ -233,7 +236,7 @@ class World:
             str(self.desk_directory),
             *map(str, holds),
         ]
-        self.desk = self.warden.popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        self.desk = self.warden.popen(words, stdin=subprocess.DEVNULL, stderr=None)
         assert self.desk.stdout is not None  # noqa: S101 - asked for above
         self.port = int(self.desk.stdout.readline())
 
@@ -282,10 +285,6 @@ class World:
     def database(self) -> dict[str, list[str]]:
         """Both tables, whole."""
         return {table: self.rows(table) for table in ("distributions", "files")}
-
-    def notes_of(self, name: str) -> dict[str, Any]:
-        """What an earlier scene kept."""
-        return record(self.notes, name)
 
 
 def _alive(pid: int) -> bool:

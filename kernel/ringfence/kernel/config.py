@@ -107,6 +107,15 @@ class Layout:
         """Directory of one agent: `live`, `image`, `logs`, `scratch`."""
         return self.data / "agents" / agent
 
+    def agents_here(self) -> list[str]:
+        """Ids of the agents whose files this data directory has."""
+        try:
+            return [
+                entry.name for entry in (self.data / "agents").iterdir() if not entry.name.startswith(".")
+            ]
+        except FileNotFoundError:
+            return []
+
     def points(self, agent: str) -> Path:
         """Rollback points of one agent; no sandbox ever mounts it."""
         return self.data / "points" / agent

@@ -25,8 +25,8 @@ def no_such_agent(name: str) -> Problem:
 
 
 def not_here(agent: str) -> Problem:
-    """Another kernel owns the agent."""
-    text = f"`{agent}` is owned by another kernel of this database; connect to that one"
+    """Another kernel owns the agent, or has its files."""
+    text = f"`{agent}` belongs to another kernel of this database; connect to that one"
     return Problem(text, exit_code=5, reason="Conflict")
 
 

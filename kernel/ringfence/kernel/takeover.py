@@ -66,13 +66,13 @@ class Takeover:
                 log.warning("looking for agents failed: %s", error)
 
     async def claim(self) -> None:
-        """Take over agents whose kernel is gone, settle their calls, and start again what was running."""
+        """Take over agents whose kernel is gone, settle their calls, and start again what was running.
+
+        Only those whose files are here: the others wait for a kernel that has them.
+        """
         core = self._kernel.core
-        for record in await core.store.claim_agents(core.kernel, self._fence):
-            if not self._kernel.layout.agent(record.id).is_dir():
-                text = f"its files are not on this host; its data directory is another than `{self._kernel.layout.data}`"
-                await core.store.set_agent(record.key, state="failed", error=text)
-                continue
+        here = await asyncio.to_thread(self._kernel.layout.agents_here)
+        for record in await core.store.claim_agents(core.kernel, self._fence, here):
             self._spawn(self._continue(record))
 
     async def _continue(self, record: AgentRecord) -> None:

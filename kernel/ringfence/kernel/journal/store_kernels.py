@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
 from ringfence.kernel.journal.database import borrowed
 from ringfence.kernel.journal.store_base import StoreBase, agent_record, statement
@@ -91,12 +92,19 @@ class KernelStore(StoreBase):
         """
         return await self._all("kernels.list", KernelRecord, {})
 
-    async def claim_agents(self, kernel: KernelKey, fence: int) -> list[AgentRecord]:
+    async def claim_agents(
+        self, kernel: KernelKey, fence: int, ids: Sequence[str] | None = None
+    ) -> list[AgentRecord]:
         """Take over every agent that hasn't ended and that no living kernel owns.
 
         That is: never owned, released, its owner's lease run out, or its owner a dead predecessor of this
         kernel (same host, boot and data directory). Old owners are fenced, and the agents' epochs count as
         acknowledged.
+
+        Args:
+            kernel: who takes over.
+            fence: its fencing token.
+            ids: only these agents, those whose files the kernel has; None: all.
 
         Returns:
             The agents, now owned by `kernel`, in key order.
@@ -106,7 +114,12 @@ class KernelStore(StoreBase):
             Unavailable: the database is away. What was claimed before stays claimed; calling again is safe.
         """
         claimed: list[AgentRecord] = []
-        values = {"kernel": kernel, "fence": fence, "limit": CLAIM_BATCH}
+        values = {
+            "kernel": kernel,
+            "fence": fence,
+            "limit": CLAIM_BATCH,
+            "ids": None if ids is None else list(ids),
+        }
         while True:
             # One transaction a batch bounds the number of advisory locks held at once.
             rows = await self._all("kernels.claim", agent_record, values)

@@ -66,6 +66,9 @@ class Kernel:
         thread = self.core.threads.get(record.key)
         if thread is not None:
             return thread
+        if not self.layout.agent(record.id).is_dir():
+            # Owned or not, it can't be run or rolled back without its files.
+            raise not_here(record.id)
         if not await self.core.store.take_agent(record.key, self.core.kernel):
             raise not_here(record.id)
         return await self.ownership.adopt(record)

@@ -208,10 +208,10 @@ begin
     insert into journal select * from unnest(p_rows);
 end $$;
 
--- Takes over up to p_limit agents that no living kernel owns: never owned, released, lease run out, or owned by a dead
+-- Takes over up to p_limit of the agents named by p_ids (null: all) that no living kernel owns: never owned, released, lease run out, or owned by a dead
 -- predecessor of this kernel (same host, boot and data directory). The old owner is fenced first: its next heartbeat fails.
 -- Whatever the old owner had under way is lost to it, so the current epoch counts as acknowledged.
-create function claim_agents(p_kernel bigint, p_fence bigint, p_limit integer)
+create function claim_agents(p_kernel bigint, p_fence bigint, p_limit integer, p_ids text[])
 returns setof agents language plpgsql as $$
 declare
     me kernels;
@@ -227,16 +227,19 @@ begin
     where n.key <> me.key and n.fence > 0
         and (n.released_at is not null or n.lease_until <= clock_timestamp()
             or (n.host = me.host and n.boot_id = me.boot_id and n.data_dir = me.data_dir))
-        and exists (select from agents a where a.owner = n.key and a.state not in ('done', 'failed', 'killed'))
+        and exists (select from agents a where a.owner = n.key and a.state not in ('done', 'failed', 'killed')
+            and (p_ids is null or a.id = any (p_ids)))
     order by n.key for update;
     update kernels n set fence = -nextval('fences'), lease_until = least(n.lease_until, clock_timestamp())
     where n.key <> me.key and n.fence > 0
         and (n.released_at is not null or n.lease_until <= clock_timestamp()
             or (n.host = me.host and n.boot_id = me.boot_id and n.data_dir = me.data_dir))
-        and exists (select from agents a where a.owner = n.key and a.state not in ('done', 'failed', 'killed'));
+        and exists (select from agents a where a.owner = n.key and a.state not in ('done', 'failed', 'killed')
+            and (p_ids is null or a.id = any (p_ids)));
     for k in
         select a.key from agents a left join kernels n on n.key = a.owner
         where a.state not in ('done', 'failed', 'killed') and (a.owner is null or n.fence < 0)
+            and (p_ids is null or a.id = any (p_ids))
         order by a.key limit p_limit
     loop
         perform pg_advisory_xact_lock(k);

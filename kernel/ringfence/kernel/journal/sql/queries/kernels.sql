@@ -21,7 +21,7 @@ from kernels order by key
 -- name: claim
 select key, id, name, thread, labels, branch, state, waiting_for, error, manifest, source, input, epoch, acked_epoch,
     owner, uid, restarts, exit_code, created_at, started_at, ended_at
-from claim_agents(%(kernel)s, %(fence)s, %(limit)s)
+from claim_agents(%(kernel)s, %(fence)s, %(limit)s, %(ids)s::text[])
 
 -- name: may_claim
 select 1 from kernels where key = %(kernel)s and fence = %(fence)s and lease_until > clock_timestamp()

@@ -65,7 +65,7 @@ def run(settings: Settings, announce: Callable[[str], None] = print) -> int:
         announce: gets one line when the kernel listens.
 
     Returns:
-        0 after an ordered stop, 1 when another kernel took over.
+        0 after an ordered stop. When another kernel takes over, the process ends with 1 and this never returns.
 
     Raises:
         StartError: it can't start; nothing runs.
@@ -95,7 +95,7 @@ async def _run(settings: Settings, announce: Callable[[str], None]) -> int:
             raise StartError(f"the data directory `{layout.data}` can't be used: {error}") from error
         listen = f"unix:{layout.operator_socket}"
         write_kernel_file(layout, listen)
-        stack.callback(layout.kernel_file.unlink, missing_ok=True)
+        stack.callback(_withdraw_kernel_file, layout)
         announce(f"ringfence {VERSION} (pid {os.getpid()}) listens on {listen}")
         return await stopping
     raise AssertionError  # pragma: no cover - the stack swallows nothing
@@ -164,6 +164,13 @@ def write_kernel_file(layout: Layout, listen: str) -> None:
     fresh.write_text(json.dumps({"pid": os.getpid(), "listen": listen, "version": VERSION}))
     fresh.chmod(0o600)
     fresh.replace(layout.kernel_file)
+
+
+def _withdraw_kernel_file(layout: Layout) -> None:
+    """Remove the file again, unless it is that of a kernel which has taken over."""
+    with contextlib.suppress(OSError, ValueError):
+        if json.loads(layout.kernel_file.read_text())["pid"] == os.getpid():
+            layout.kernel_file.unlink()
 
 
 async def _database(
@@ -263,13 +270,13 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
     over: asyncio.Future[int] = loop.create_future()
     drain = [5.0]
 
-    def stop(drain_s: float, code: int = 0) -> None:
+    def stop(drain_s: float) -> None:
         drain[0] = drain_s
         if not over.done():
-            over.set_result(code)
+            over.set_result(0)
 
     async def fenced() -> None:
-        stop(0.0, 1)
+        await _abandon(core)
 
     kernel.stop = stop
     heartbeat = Heartbeat(core, fenced)
@@ -304,6 +311,17 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, 5.0)
     return over
+
+
+async def _abandon(core: Core) -> None:
+    """End at once after a takeover: what lies at this kernel's paths may be its successor's, sockets above all.
+
+    An ordered stop would remove them. Everything this kernel may not do any more is refused by the journal already.
+    """
+    programs = [t.program for t in core.threads.values() if t.program is not None]
+    await asyncio.gather(*(program.kill() for program in programs), return_exceptions=True)
+    logging.shutdown()
+    os._exit(1)
 
 
 async def _drain(core: Core, seconds: float) -> None:

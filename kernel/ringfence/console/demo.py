@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 import secrets
-import shutil
 import signal
 import sys
 import tempfile
@@ -16,11 +15,12 @@ from types import FrameType
 
 from ringfence.console import demo_crashes, demo_undo, demo_walls, demo_work
 from ringfence.console.demo_report import Narrator
-from ringfence.console.demo_warden import Warden
+from ringfence.console.demo_warden import Warden, remove
 from ringfence.console.demo_world import DemoError, World
 from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
 from ringfence.console.render import note
 from ringfence.kernel.config import VERSION
+from ringfence.kernel.journal.types import JournalError
 
 SCENES: tuple[Callable[[World], None], ...] = (
     demo_crashes.start,
@@ -65,15 +65,19 @@ def main(*, data: Path | None, as_json: bool) -> int:
             secret=f"rf-secret-{secrets.token_hex(16)}",
             ambient=f"rf-ambient-{secrets.token_hex(16)}",
         )
+        scene = SCENES[0]
         try:
             for scene in SCENES:
                 scene(world)
-        except (DemoError, ConsoleError) as error:
+        except (DemoError, ConsoleError, JournalError) as error:
             trouble = str(error)
+        except (LookupError, StopIteration, ValueError, TypeError, OSError) as error:
+            # The story met something that it doesn't know; what was checked so far is still worth telling.
+            trouble = f"{scene.__name__}: {type(error).__name__}: {error}"
         finally:
             _clean_up(world)
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        remove(root)
     tell.finish(trouble, {"version": VERSION, "python": platform.python_version(), "root": os.geteuid() == 0})
     sys.stdout.flush()
     if trouble:

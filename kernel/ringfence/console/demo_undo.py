@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
-from ringfence.console.demo_warden import describe, mounts_below, sockets_below
+from ringfence.console.demo_warden import describe, mounts_below, remove, sockets_below
 from ringfence.console.demo_world import ENDED, World
 from ringfence.console.documents import items, record
 from ringfence.kernel.main import short_run_dir
@@ -158,7 +157,7 @@ def end(world: World) -> None:
     sockets = sockets_below(world.root, run_directory)
     for pid in left:
         tell.say(f"still there: {pid} {describe(pid)}")
-    shutil.rmtree(world.root)
+    remove(world.root)
     remains = [path for path in (world.root, run_directory) if path.exists() and any(path.iterdir())]
     tell.fact(
         "nothing is left running, and no file",

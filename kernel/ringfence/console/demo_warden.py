@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -46,10 +47,19 @@ class Warden:
         stdin: int = subprocess.PIPE,
         stderr: int | None = subprocess.PIPE,
     ) -> subprocess.Popen[bytes]:
-        """Start a child that the caller waits for, its output in a pipe; every other child is reaped here."""
+        """Start a child that the caller waits for, its output in a pipe; every other child is reaped here.
+
+        It has a session of its own: Ctrl-C is for the demo, which then ends its children in order.
+        """
         with self._lock:
             child = subprocess.Popen(
-                argv, cwd=cwd, env=env, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr
+                argv,
+                cwd=cwd,
+                env=env,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
             )
             self._own.add(child.pid)
         return child
@@ -128,3 +138,13 @@ def sockets_below(*roots: Path) -> list[str]:
     text = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace")
     paths = [line.split(maxsplit=7)[7] for line in text.splitlines()[1:] if len(line.split(maxsplit=7)) > 7]  # noqa: PLR2004
     return [path for path in paths if any(Path(path).is_relative_to(root) for root in roots)]
+
+
+def remove(root: Path) -> None:
+    """Remove a directory, also where commands that were cut off left directories closed to their owner."""
+    for place, _, _ in os.walk(root):
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(place):
+                if entry.is_dir(follow_symlinks=False):
+                    Path(entry.path).chmod(0o700)
+    shutil.rmtree(root, ignore_errors=True)

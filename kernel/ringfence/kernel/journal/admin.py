@@ -6,10 +6,24 @@ import re
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 from ringfence.kernel.journal.database import KEEPALIVE, journal_errors, statements
 from ringfence.kernel.journal.types import JournalError
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+
+
+def check_dsn(dsn: str) -> None:
+    """Reads a connection string without connecting.
+
+    Raises:
+        JournalError: it is none.
+    """
+    try:
+        conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError as error:
+        why = str(error).strip().replace("\n", " ")
+        raise JournalError(f"the DSN can't be read: {why}; write postgresql://USER@HOST/DATABASE") from error
 
 
 async def ping(dsn: str) -> None:

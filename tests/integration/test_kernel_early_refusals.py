@@ -1,7 +1,9 @@
-"""Names that a client sends become directories: they are checked before anything is made."""
+"""What a client or a command line says is checked before anything is made: names, addresses, connection strings."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,9 +36,6 @@ def test_a_name_that_could_leave_the_directory_is_refused(kernel: KernelProcess,
 
 
 def test_a_tcp_address_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     argv = [
         sys.executable,
         "-m",
@@ -52,3 +51,20 @@ def test_a_tcp_address_is_refused_before_anything_starts(tmp_path: Path) -> None
     assert "--listen" in ended.stderr
     assert ended.stderr.count("\n") == 1
     assert not (tmp_path / "d").exists()
+
+
+def test_a_dsn_that_is_none_is_a_mistake_in_usage(tmp_path: Path) -> None:
+    argv = [
+        sys.executable,
+        "-m",
+        "ringfence.console",
+        "up",
+        "--data",
+        str(tmp_path / "d"),
+        "--dsn",
+        "nonsense",
+    ]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "write postgresql://" in ended.stderr
+    assert ended.stderr.count("\n") == 1

@@ -80,10 +80,7 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
         ],
         "sandbox": {
             "backend": thread.environment.sandbox.name,
-            "walls": [
-                {"name": w.name, "ok": w.ok, "detail": w.detail}
-                for w in await asyncio.to_thread(thread.environment.sandbox.walls)
-            ],
+            "walls": [{"name": w.name, "ok": w.ok, "detail": w.detail} for w in await kernel.walls()],
         },
         "checkpoint": None
         if checkpoint is None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +19,7 @@ from ringfence.kernel.processes import Processes
 from ringfence.kernel.rollback import Rollback
 from ringfence.kernel.secrets import Secrets
 from ringfence.kernel.thread import FINAL_STATES, Thread
+from ringfence.sandbox.types import Wall
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +39,13 @@ class Kernel:
     embedded_dsn: str | None = None
     listen: str = ""
     stop: Callable[[float], None] = lambda _drain_s: None
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    probed: Sequence[Wall] = ()
+
+    async def walls(self) -> Sequence[Wall]:
+        """The sandbox's walls on this host, tried once: trying them starts processes."""
+        if not self.probed:
+            self.probed = await asyncio.to_thread(self.ownership.sandbox.walls)
+        return self.probed
 
     async def record(self, name: str) -> AgentRecord:
         """The agent of this id or name.

@@ -211,7 +211,10 @@ class Dispatcher:
         try:
             return await self._run(flight)
         except UNRECORDED as error:
-            if flight.intent_written:
+            if flight.intent_written and not flight.effect_started:
+                # Nothing came of it, which is said when the database is back; the agent makes the step again meanwhile.
+                self._later(self._core.append_outcome(flight.outcome_row("refused", error_payload(error))))
+            elif flight.intent_written:
                 # The effect may have happened: this kernel must not say it didn't. A restart settles the intent.
                 log.warning("%s: %s after its intent", flight.audit_id, error.message)
             return Answer(step=0, failure=error)

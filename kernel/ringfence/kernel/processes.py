@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from ringfence.kernel.config import Layout
 from ringfence.kernel.core import Core
 from ringfence.kernel.dispatch import Dispatcher
-from ringfence.kernel.journal.types import AgentKey
+from ringfence.kernel.journal.types import AgentKey, Unavailable
 from ringfence.kernel.logs import LogPump
 from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.revocation import cancel
@@ -21,12 +21,13 @@ from ringfence.kernel.server.agent_door import AgentDoor
 from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
 from ringfence.sandbox.types import Exit, ExitReason, ProgramSpec, SandboxError
-from ringfence.syscalls.errors import Killed
+from ringfence.syscalls.errors import JournalUnavailable, Killed
 
 log = logging.getLogger(__name__)
 
 BACKOFF_S = 0.2
 BACKOFF_S_MAX = 30.0
+RETRY_S = 0.5
 
 
 @dataclass(slots=True)
@@ -90,6 +91,8 @@ class Processes:
         Raises:
             SandboxError: the sandbox can't be had as asked; the agent is `failed` with the reason.
         """
+        if thread.program is not None:
+            return  # two asked at once
         if thread.generation:
             await self._ownership.load_replay(thread)
         if thread.unreadable:
@@ -141,17 +144,35 @@ class Processes:
         running = _Running(door=door, pumps=pumps)
         running.alive.set()
         self._running[thread.key] = running
+        try:
+            await self._insist(lambda: self._record_start(thread))
+        finally:
+            # Whatever became of the record: a program that lives is watched.
+            running.watcher = self._spawn(self._watch(thread, running))
+
+    async def _record_start(self, thread: Thread) -> None:
         await self.set_state(thread, "running", started_at=datetime.now(UTC), ended_at=None, exit_code=None)
         await self._core.event(
             thread.key, "agent.start", thread.id, generation=thread.generation, restarts=thread.restarts
         )
-        running.watcher = self._spawn(self._watch(thread, running))
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    async def _insist(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Do what has to be recorded about a process that lives or has ended: waits for the database as long as it takes."""
+        while True:
+            try:
+                await work()
+            except (Unavailable, JournalUnavailable):
+                if self._core.stopping:
+                    raise
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
 
     # -- the end of a program -------------------------------------------------------------------------------------
 
@@ -175,22 +196,22 @@ class Processes:
 
     async def _ended(self, thread: Thread, ended: Exit) -> None:
         facts = {"reason": ended.reason.value, "code": ended.code}
-        await self._core.event(thread.key, "agent.exit", thread.id, **facts)
-        if thread.state in ("unknown", "parked"):
+        await self._insist(lambda: self._core.event(thread.key, "agent.exit", thread.id, **facts))
+        if thread.state in ("unknown", "parked", "killed"):
             return
         now = datetime.now(UTC)
         if ended.reason is ExitReason.EXIT and ended.code == 0:
-            await self.set_state(thread, "done", exit_code=0, ended_at=now)
+            await self._settle(thread, "done", exit_code=0, ended_at=now)
             return
         why = self._why(thread, ended)
         restart = thread.manifest.restart
         again = restart.policy in ("on-failure", "always") and ended.reason is not ExitReason.TIMEOUT
         if not again or thread.restarts >= restart.max:
             limit = f"; it was restarted {thread.restarts} times" if again else ""
-            await self.set_state(thread, "failed", error=why + limit, exit_code=ended.code, ended_at=now)
+            await self._settle(thread, "failed", error=why + limit, exit_code=ended.code, ended_at=now)
             return
         thread.restarts += 1
-        await self.set_state(
+        await self._settle(
             thread,
             "pending",
             waiting_for="a restart",
@@ -203,9 +224,19 @@ class Processes:
             if thread.state == "pending" and not self._core.stopping and thread.program is None:
                 await self._start_or_fail(thread)
 
+    async def _settle(self, thread: Thread, state: str, **more: Any) -> None:
+        """Set a state that follows from the end of a program, unless an operator sets another one meanwhile."""
+        expected = {thread.state, state}
+
+        async def work() -> None:
+            if thread.state in expected:
+                await self.set_state(thread, state, **more)
+
+        await self._insist(work)
+
     async def _start_or_fail(self, thread: Thread) -> None:
         try:
-            await self.start(thread)
+            await self._insist(lambda: self.start(thread))
         except SandboxError as error:
             log.warning("%s can't be started again: %s", thread.id, error)
 
@@ -254,7 +285,7 @@ class Processes:
         error = "" if answer.failure is None else answer.failure.message
         async with thread.operation:
             await self.end_program(thread)
-            await self.set_state(thread, "parked", waiting_for=answer.park, error=error)
+            await self._settle(thread, "parked", waiting_for=answer.park, error=error)
 
     async def pause(self, thread: Thread) -> None:
         """Freeze the program."""

@@ -8,10 +8,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, JournalError, OwnerMoved
+from ringfence.kernel.problems import Problem
 from ringfence.kernel.revocation import apply_epoch
-from ringfence.kernel.thread import FINAL_STATES
 from ringfence.policy.problems import ManifestError
+from ringfence.sandbox.snapshots import SnapshotError
 from ringfence.sandbox.types import SandboxError
+from ringfence.sandbox.workspace import WorkspaceError
+from ringfence.syscalls.errors import Fenced, JournalUnavailable, SyscallError
 
 if TYPE_CHECKING:
     from ringfence.kernel.journal.store_notify import Listener
@@ -76,26 +79,43 @@ class Takeover:
             self._spawn(self._continue(record))
 
     async def _continue(self, record: AgentRecord) -> None:
+        try:
+            await self._take_over(record)
+        except (JournalError, JournalUnavailable) as error:
+            log.warning("%s can't be taken over now: %s; trying again", record.id, error)
+            self._kernel.core.threads.pop(record.key, None)
+            await asyncio.sleep(1.0)
+            self._spawn(self._continue(record))
+
+    async def _take_over(self, record: AgentRecord) -> None:
         kernel = self._kernel
         try:
             thread = await kernel.ownership.adopt(record)
             rolled = await kernel.rollback.finish_interrupted(thread)
-            if rolled or thread.state in FINAL_STATES or thread.state not in STARTED_STATES:
-                return
             async with thread.operation:
-                await kernel.processes.start(thread)
+                # An operator may have been faster.
+                if not rolled and thread.program is None and thread.state in STARTED_STATES:
+                    await kernel.processes.start(thread)
         except SandboxError as error:
             log.warning("%s can't be started again: %s", record.id, error)
+        except JournalUnavailable:
+            raise
+        except Fenced as error:
+            log.warning("%s is another kernel's now: %s", record.id, error.message)
         except (ManifestError, KeyError) as error:
             log.exception("%s can't be taken over", record.id)
-            await kernel.core.store.set_agent(
-                record.key, state="failed", error=f"its manifest can't be used: {error}"
-            )
-        except JournalError as error:
-            log.warning("%s can't be taken over now: %s; trying again", record.id, error)
-            kernel.core.threads.pop(record.key, None)
-            await asyncio.sleep(1.0)
-            self._spawn(self._continue(record))
+            await self._give_up(record, f"its manifest can't be used: {error}")
+        except (Problem, SyscallError, SnapshotError, WorkspaceError) as error:
+            log.exception("%s can't be taken over", record.id)
+            await self._give_up(record, f"it can't be taken over: {error}")
+
+    async def _give_up(self, record: AgentRecord, why: str) -> None:
+        """Leave the agent to a person, with the reason."""
+        thread = self._kernel.core.threads.get(record.key)
+        if thread is None:
+            await self._kernel.core.store.set_agent(record.key, state="failed", error=why)
+        else:
+            await self._kernel.processes.set_state(thread, "failed", error=why)
 
     # -- epochs ---------------------------------------------------------------------------------------------------
 

@@ -93,7 +93,16 @@ class Core(Generic[P]):
         pending = self.pending.pop(reply.id, None)
         if pending is not None:
             pending.reply = reply
+            if not reply.step and reply.HasField("failure"):
+                # Nothing was recorded, as while the database is away: the next call of the lane takes this place.
+                self._give_back(pending)
         return pending
+
+    @staticmethod
+    def _give_back(pending: P) -> None:
+        """Make the place of a call that the kernel never took the next one of its lane again."""
+        if pending.frame is not None and pending.lane.next_step == pending.frame.call.step + 1:
+            pending.lane.next_step -= 1
 
     def forget(self, pending: P) -> None:
         """Drop a call whose caller gave up. The kernel still does and records it."""
@@ -137,8 +146,7 @@ class Core(Generic[P]):
         if largest is None or largest.size < SUSPECT_BYTES:
             return False
         self.pending.pop(largest.number)
-        if largest.frame is not None and largest.lane.next_step == largest.frame.call.step + 1:
-            largest.lane.next_step -= 1
+        self._give_back(largest)
         largest.error = InvalidRequest(
             f"the kernel takes no message of {largest.size} bytes ({detail}); send it in parts"
         )

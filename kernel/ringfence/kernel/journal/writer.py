@@ -340,13 +340,15 @@ class Journal:
     def _give_up(self, batch: list[Pending], why: str) -> None:
         """Fail what has waited long enough.
 
-        A row that no revocation concerns tells of something that has happened. Once it was sent, its caller
-        is not told that it failed, for it would write it again: it waits until its fate is known, or the
-        journal stops.
+        A row that no revocation concerns tells of something that has happened, and an atomic one makes it
+        happen. Once such a row was sent, its caller is not told that it failed, for it would write it again:
+        it waits until its fate is known, or the journal stops.
         """
         sent = {id(pending) for attempt in self._attempts for pending in attempt.pending}
         for pending in batch:
-            if self._stopping or pending.entry.epoch is not None or id(pending) not in sent:
+            entry = pending.entry
+            harmless = entry.epoch is not None and entry.atomic is None
+            if self._stopping or harmless or id(pending) not in sent:
                 _fail([pending], Unavailable(why))
 
     def _waited_for(self, batch: list[Pending]) -> bool:

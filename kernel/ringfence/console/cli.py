@@ -23,7 +23,7 @@ from ringfence.console import (
 from ringfence.console.errors import ReaderGone
 from ringfence.console.guard import Guard
 from ringfence.console.session import Branch, global_options
-from ringfence.kernel.config import VERSION
+from ringfence.kernel.config import GRPC_ENVIRONMENT, VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,8 +114,9 @@ root = build()
 
 def main() -> NoReturn:
     """Entry point of `ringfence` and `rf`."""
-    # gRPC reads this when it is first used. Its fork handlers can kill the child of a process that serves calls.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    # gRPC reads these when it is first imported.
+    for name, value in GRPC_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that can't show a letter is no reason to fail.

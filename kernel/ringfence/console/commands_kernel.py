@@ -148,8 +148,6 @@ def demo(session: Session) -> int:
 
 
 def _run(session: Session, settings: Settings) -> int:
-    # The kernel's children are programs of their own, never forks of it, so gRPC need not prepare for any.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     # The kernel pulls in everything; the other commands must not wait for that.
     module = import_module("ringfence.kernel.main")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from ringfence.kernel.config import GRPC_ENVIRONMENT
 from ringfence.kernel.journal.store import Store
 from ringfence.kernel.rights import Rights
 from ringfence.sandbox.snapshots import SnapshotStore
@@ -45,7 +46,7 @@ def interpreter_directories() -> tuple[Path, ...]:
 
 
 def interpreter_environment(names: Path) -> dict[str, str]:
-    """PATH and PYTHONPATH inside: this interpreter first, under the names `python` and `python3`, then the system's.
+    """PATH and PYTHONPATH inside, and how gRPC is to run: this interpreter first, under the names `python` and `python3`, then the system's.
 
     Args:
         names: a directory to keep those names in; it is shown inside at the same place.
@@ -59,7 +60,8 @@ def interpreter_environment(names: Path) -> dict[str, str]:
     own = [str(Path(sys.prefix) / "bin"), str(names), str(Path(sys.base_prefix) / "bin")]
     path = ":".join(dict.fromkeys([*own, "/usr/local/bin", "/usr/bin", "/bin"]))
     more = ":".join(str(p) for p in outside_prefix())
-    return {"PATH": path, **({"PYTHONPATH": more} if more else {})}
+    found = {"PATH": path, "GRPC_EXPERIMENTS": GRPC_ENVIRONMENT["GRPC_EXPERIMENTS"]}
+    return {**found, "PYTHONPATH": more} if more else found
 
 
 class SharedState:

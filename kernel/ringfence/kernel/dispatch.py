@@ -191,12 +191,14 @@ class Dispatcher:
         flight.answer = asyncio.get_running_loop().create_future()
         thread.flights[flight.step] = flight
         thread.by_lane[place] = flight
-        answer = Answer(step=flight.step, failure=Internal("the kernel stopped"))
+        answer: Answer | None = None
         try:
             answer = await self._attempt(flight)
         finally:
             thread.flights.pop(flight.step, None)
             thread.by_lane.pop(place, None)
+            if answer is None:
+                answer = Answer(step=flight.step, failure=Internal("the kernel stopped"))
             if unfinished is not None and not isinstance(answer.failure, UNRECORDED):
                 thread.replay.unfinished.pop(place, None)
             if not flight.answer.done():
@@ -261,11 +263,11 @@ class Dispatcher:
 
     async def _decide(self, flight: Flight) -> None:
         rights = await flight.thread.current_rights()
-        judgement = rights.judge(tuple(flight.questions), flight.effect.name)
+        judgement = rights.judge(flight.plan.questions, flight.effect.name)
         flight.judgement, flight.epoch = judgement, rights.epoch
         if judgement.verdict is not Verdict.ALLOW:
             raise flight.denial(judgement)
-        for grant in rights.limited.intersection(judgement.grants):
+        for grant in rights.limited.intersection(judgement.grants) if rights.limited else ():
             if await self._core.store.use_grant(grant) == NO_USES_LEFT:
                 await flight.thread.refresh(None)
                 await self._decide(flight)

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import logging
 import unicodedata
-from dataclasses import dataclass
 
 import msgspec
 from ringfence.kernel.config import INLINE_RESULT_BYTES_MAX
@@ -25,8 +24,7 @@ UNRECORDED = (JournalUnavailable, Fenced)
 """Failures that leave no row: the agent may make the same step again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One call as it came in."""
 
     lane: str

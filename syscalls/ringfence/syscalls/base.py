@@ -20,6 +20,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+import msgspec
 from ringfence.policy.types import Resource, Verdict
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.types import Limits, Sandbox
@@ -52,16 +53,14 @@ class Rerun(Enum):
     RERUN = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """One thing policy has to allow for this call."""
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing policy has to allow for this call. Made and hashed for every call, so no dataclass: a tenth of the time."""
 
     action: str
     resource: Resource
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What a call is about to do, found without doing it.
 
     Attributes:

@@ -7,7 +7,6 @@ dies cancels nothing: its calls go on, are recorded, and answer the next process
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import os
@@ -94,6 +93,12 @@ class AgentDoor:
             return
         writing = asyncio.Lock()
         pending: set[asyncio.Task[None]] = set()
+        loop = asyncio.get_running_loop()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            pending.discard(task)
+            self._tasks.discard(task)
+
         while True:
             if len(pending) >= CALLS_IN_FLIGHT_MAX:
                 # Back-pressure before the next read: a flood waits in the client's own buffers.
@@ -104,11 +109,10 @@ class AgentDoor:
             if frame.WhichOneof("frame") != "call":
                 text = "after the first frame only `call` frames may come"
                 await abort_with(context, InvalidRequest(text))
-            task = asyncio.create_task(self._serve(frame.call, context, writing))
+            task = loop.create_task(self._serve(frame.call, context, writing))
             pending.add(task)
             self._tasks.add(task)
-            task.add_done_callback(pending.discard)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(ended)
         if pending:
             await asyncio.wait(pending)
 
@@ -157,7 +161,9 @@ class AgentDoor:
                 deadline_ms=call.deadline_ms,
             )
             answer = await self._answer(request)
-        reply = pb.Reply(id=call.id, step=answer.step, replayed=answer.replayed)
+        response = pb.StreamResponse()
+        reply = response.reply
+        reply.id, reply.step, reply.replayed = call.id, answer.step, answer.replayed
         if answer.failure is not None:
             failure = answer.failure
             reply.failure.reason = failure.reason
@@ -165,10 +171,12 @@ class AgentDoor:
             reply.failure.metadata.update(failure.metadata)
         else:
             reply.result = answer.result or b"null"
-        # A client that is gone can't be told; its successor reads the answer from the journal.
-        with contextlib.suppress(rpc.RpcError, aio.BaseError, asyncio.InvalidStateError):
+        try:
             async with writing:
-                await context.write(pb.StreamResponse(reply=reply))
+                await context.write(response)
+        except (rpc.RpcError, aio.BaseError, asyncio.InvalidStateError):
+            # A client that is gone can't be told; its successor reads the answer from the journal.
+            pass
         if answer.park:
             await self._on_park(self._thread, answer)
 

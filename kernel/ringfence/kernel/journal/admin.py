@@ -7,7 +7,7 @@ import re
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
-from ringfence.kernel.journal.database import KEEPALIVE, journal_errors, statements
+from ringfence.kernel.journal.database import KEEPALIVE, journal_errors, statements, unread_dsn
 from ringfence.kernel.journal.types import JournalError
 
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
@@ -22,8 +22,8 @@ def check_dsn(dsn: str) -> None:
     try:
         conninfo_to_dict(dsn)
     except psycopg.ProgrammingError as error:
-        why = str(error).strip().replace("\n", " ")
-        raise JournalError(f"the DSN can't be read: {why}; write postgresql://USER@HOST/DATABASE") from error
+        why = unread_dsn(error)
+        raise JournalError(f"the DSN can't be read: {why}; write postgresql://USER@HOST/DATABASE") from None
 
 
 async def ping(dsn: str) -> None:

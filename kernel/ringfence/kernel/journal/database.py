@@ -63,6 +63,11 @@ def one_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def unread_dsn(error: BaseException) -> str:
+    """Say why a DSN can't be read, without the parts of it that libpq quotes: they may be a password."""
+    return re.sub(r'[\s:]*"[^"]*"?', " …", one_line(error)).strip()
+
+
 @contextmanager
 def journal_errors() -> Generator[None]:
     """Turn the driver's errors into the journal's.
@@ -105,7 +110,7 @@ async def connect_pool(dsn: str, *, size_max: int = POOL_SIZE_MAX) -> Pool:
         try:
             probe = await psycopg.AsyncConnection.connect(dsn, autocommit=True, **KEEPALIVE)
         except psycopg.ProgrammingError as error:
-            raise Unavailable(f"the database's DSN can't be read: {one_line(error)}") from error
+            raise Unavailable(f"the database's DSN can't be read: {unread_dsn(error)}") from None
         await probe.close()
         pool: Pool = AsyncConnectionPool(
             dsn,

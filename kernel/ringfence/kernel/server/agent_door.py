@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from google.protobuf.message import Message
 from ringfence.kernel.config import CALLS_IN_FLIGHT_MAX, MESSAGE_BYTES_MAX
 from ringfence.kernel.dispatch import Dispatcher
 from ringfence.kernel.outcomes import Request
+from ringfence.kernel.replay import OPERATOR_LANE
 from ringfence.kernel.server.status import abort_with
 from ringfence.kernel.server.wire import Context, aio, rpc
 from ringfence.kernel.settled import Answer
@@ -34,6 +36,8 @@ PROTOCOL = 1
 HELLO_S = 10.0
 SERVICE = "ringfence.v1.SyscallService"
 STREAMS_MAX = 32
+
+_LANE = re.compile(r"[0-9A-Za-z._-]{1,256}").fullmatch
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
@@ -150,8 +154,10 @@ class AgentDoor:
         return True
 
     async def _serve(self, call: pb.Call, context: Context, writing: asyncio.Lock) -> None:
-        if len(call.lane) > 256:  # noqa: PLR2004
-            answer = Answer(step=0, failure=InvalidRequest("the lane's id is too long"))
+        if not _LANE(call.lane) or call.lane == OPERATOR_LANE:
+            # The operator's lane is neither replayed nor settled with an agent's calls.
+            text = "a lane's id is `0`, or its parent's with a dot and a number; at most 256 characters"
+            answer = Answer(step=0, failure=InvalidRequest(text))
         else:
             request = Request(
                 lane=call.lane,

@@ -29,6 +29,10 @@ class Lost(Exception):
     """The connection is gone; the fate of what was sent last is open."""
 
 
+LOOK_AGAIN_S = 0.5
+"""How long an exchange waits for the event loop before it looks at the socket itself."""
+
+
 class Refused(Exception):
     """The server refused a statement; nothing of its transaction is committed.
 
@@ -56,6 +60,7 @@ class Wire:
         self._until_sync = False
         self._writing = False
         self._error: str | None = None
+        self._look: asyncio.TimerHandle | None = None
         self.pid = self._pg.backend_pid
         self._loop.add_reader(self._fd, self._on_readable)
 
@@ -171,6 +176,7 @@ class Wire:
         self._until_sync = until_sync
         self._waiter = self._loop.create_future()
         self._flush()
+        self._look = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
         try:
             await self._waiter
         except asyncio.CancelledError:
@@ -178,12 +184,23 @@ class Wire:
             self._fail("cancelled")
             raise
         finally:
+            self._stop_looking()
             self._waiter = None
         results = self._results
         for result in results:
             if result.status in {ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED}:
                 raise _refusal(result)
         return results
+
+    def _stop_looking(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+
+    def _look_again(self) -> None:
+        """Read without being told to: an event loop may drop a socket at its first error and never report its end."""
+        self._look = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
+        self._on_readable()
 
     def _on_readable(self) -> None:
         try:

@@ -17,7 +17,13 @@ import pytest
 from support.counter import Counter
 from support.kernels import KernelProcess, eventually
 
-pytestmark = [pytest.mark.fault, pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.fault,
+    pytest.mark.sandbox,
+    pytest.mark.postgres,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]
 
 PROGRAM = """
 import json, sys
@@ -156,7 +162,9 @@ def counters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Counter
 
 
 @pytest.fixture(scope="module")
-def kernel(tmp_path_factory: pytest.TempPathFactory, counters: tuple[Counter, Counter]) -> Iterator[KernelProcess]:
+def kernel(
+    tmp_path_factory: pytest.TempPathFactory, counters: tuple[Counter, Counter]
+) -> Iterator[KernelProcess]:
     keyed, plain = counters
     data = tmp_path_factory.mktemp("k") / "data"
     process = KernelProcess(data, config=CONFIG.format(base=keyed.base, plain=plain.base))
@@ -179,7 +187,9 @@ def target_of(data: Path) -> Any:
 class Matrix:
     """All jobs of one cell column: submitted, stopped at one failpoint, killed, finished, counted."""
 
-    def __init__(self, kernel: KernelProcess, counters: tuple[Counter, Counter], point: str, tag: str) -> None:
+    def __init__(
+        self, kernel: KernelProcess, counters: tuple[Counter, Counter], point: str, tag: str
+    ) -> None:
         self.kernel = kernel
         self.keyed, self.plain = counters
         self.point = point
@@ -192,13 +202,17 @@ class Matrix:
         with target_of(self.kernel.data) as connection:
             for name in self.names:
                 if name == "remove":
-                    connection.execute("insert into stock (agent) select %s from generate_series(1, 3)", [self.ids[name]])
+                    connection.execute(
+                        "insert into stock (agent) select %s from generate_series(1, 3)", [self.ids[name]]
+                    )
         for action in {ACTIONS[name] for name in self.names}:
             self.kernel.arm(f"{action}:{self.point}")
         for name in self.names:
             manifest = MANIFEST.format(name=self.ids[name], base=base, plain=plain)
             job = {"name": name, "id": self.ids[name], "base": base, "plain": plain}
-            self.agents[name] = self.kernel.operator.submit(manifest, WORKSPACE, input_bytes=json.dumps(job).encode())
+            self.agents[name] = self.kernel.operator.submit(
+                manifest, WORKSPACE, input_bytes=json.dumps(job).encode()
+            )
 
     def await_hits(self) -> None:
         """Every agent stands at its failpoint: its second call is under way and goes no further."""
@@ -227,14 +241,23 @@ class Matrix:
                 assert ended["state"] == "unknown", (name, self.point, ended)
                 self.settle(name)
                 ended = self.kernel.operator.wait(self.agents[name])
-            assert ended["state"] == "done", (name, self.point, ended, self.kernel.operator.steps(self.agents[name]))
+            assert ended["state"] == "done", (
+                name,
+                self.point,
+                ended,
+                self.kernel.operator.steps(self.agents[name]),
+            )
             self.count(name)
 
     def settle(self, name: str) -> None:
         """The operator looks at the target and says what is true there."""
         sent = bool(self.plain.deliveries(f"/plain/{self.ids[name]}"))
-        step = next(s["step"] for s in self.kernel.operator.steps(self.agents[name]) if s["outcome"] == "unknown")
-        self.kernel.operator.ask("Resolve", agent=self.agents[name], step=step, outcome="done" if sent else "not-done")
+        step = next(
+            s["step"] for s in self.kernel.operator.steps(self.agents[name]) if s["outcome"] == "unknown"
+        )
+        self.kernel.operator.ask(
+            "Resolve", agent=self.agents[name], step=step, outcome="done" if sent else "not-done"
+        )
 
     def count(self, name: str) -> None:
         where = (name, self.point)
@@ -261,7 +284,9 @@ class Matrix:
         if name in ("insert", "remove"):
             with target_of(self.kernel.data) as connection:
                 table, expected = ("counted", 1) if name == "insert" else ("stock", 0)
-                row = connection.execute(f"select count(*) from {table} where agent = %s", [self.ids[name]]).fetchone()
+                row = connection.execute(
+                    f"select count(*) from {table} where agent = %s", [self.ids[name]]
+                ).fetchone()
                 assert row == (expected,), where
 
     def state_of(self, key: str) -> Any:
@@ -282,7 +307,9 @@ def test_kernel_is_killed(kernel: KernelProcess, counters: tuple[Counter, Counte
     kernel.kill()
     matrix.disarm()
     kernel.start()
-    matrix.check_finished(unknown=point in ("after_intent", "before_effect", "after_effect", "before_outcome"))
+    matrix.check_finished(
+        unknown=point in ("after_intent", "before_effect", "after_effect", "before_outcome")
+    )
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -95,7 +95,7 @@ class Budgets:
         if limit is not None and used + amount > limit:
             raise BudgetExhausted(
                 f"budget `{name}` is spent: limit {limit:g}, used {used:g}, asked {amount:g}; "
-                f"an operator can raise it: `ringfence budget {self._agent} set {name} VALUE`",
+                f"raise `budgets.total.{name}` in the manifest of `{self._agent}` and submit it again",
                 budget=name,
                 limit=f"{limit:g}",
                 used=f"{used:g}",

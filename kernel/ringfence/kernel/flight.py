@@ -186,7 +186,7 @@ class Flight:
         decision = judgement.decision
         rule = decision.rules[0] if decision.rules else ""
         if judgement.verdict is Verdict.ASK:
-            text = f"{decision.reason}; this release has no approvals, so what has to be asked is refused"
+            text = f"{decision.reason}; this release has no approvals, so it is refused: make the rule `allow` in the manifest and submit it again"
             return Denied(text, rule=rule, audit_id=self.audit_id, verdict="ask")
         return Denied(decision.reason, rule=rule, audit_id=self.audit_id, verdict="deny")
 

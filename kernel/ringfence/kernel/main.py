@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import gc
 import hashlib
 import json
@@ -227,8 +228,7 @@ async def compose(
     await migrate(dsn)
     store = await Store.open(dsn)
     stack.push_async_callback(store.close)
-    embedded = await _embedded_targets(settings, server)
-    resources = Resources.load(settings.config, secrets, embedded)
+    resources = Resources.load(settings.config, secrets, await _embedded_targets(settings, server))
     stack.push_async_callback(close_targets)
     stack.push_async_callback(close_clients)
     key, fence = await store.register_kernel(
@@ -262,7 +262,7 @@ async def compose(
         secrets=secrets,
         anchor=anchor,
         database_version=server.version if server is not None else await store.ping(),
-        embedded=embedded,
+        embed=functools.partial(_embedded_targets, settings, server),
         embedded_dsn=None if server is None else dsn,
         listen=f"unix:{layout.operator_socket}",
     )

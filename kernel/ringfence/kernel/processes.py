@@ -205,7 +205,7 @@ class Processes:
             return
         why = self._why(thread, ended)
         restart = thread.manifest.restart
-        again = restart.policy in ("on-failure", "always") and ended.reason is not ExitReason.TIMEOUT
+        again = restart.policy == "on-failure" and ended.reason is not ExitReason.TIMEOUT
         if not again or thread.restarts >= restart.max:
             limit = f"; it was restarted {thread.restarts} times" if again else ""
             await self._settle(thread, "failed", error=why + limit, exit_code=ended.code, ended_at=now)

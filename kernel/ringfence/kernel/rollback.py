@@ -195,6 +195,10 @@ class Rollback:
             await self._processes.end_program(thread)
             for flight in list(thread.flights.values()):
                 await cancel(flight, Killed("the operator rolled the agent back"), settle_s=30)
+            # INVARIANT: an older rollback that a crash cut short is carried to its end first, never over newer work.
+            await self._finish_older(thread)
+            # No longer at its end: so a kernel that starts after a crash takes the agent over and finishes this.
+            await self._processes.set_state(thread, "paused", waiting_for="a rollback that is under way")
             undo = await self.plan(thread, cut.step, path)
             step = thread.take_step()
             await self._intent(thread, step, cut, path, operator)
@@ -316,6 +320,10 @@ class Rollback:
 
     async def finish_interrupted(self, thread: Thread) -> bool:
         """Carry a rollback to its end that a dead kernel had begun. Restoring is idempotent."""
+        async with thread.operation:
+            return await self._finish_older(thread)
+
+    async def _finish_older(self, thread: Thread) -> bool:
         for intent, _ in await self._core.store.unfinished(thread.key):
             if intent.lane != OPERATOR_LANE or intent.action != "rollback":
                 continue

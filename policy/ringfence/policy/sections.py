@@ -317,6 +317,9 @@ def read_restart(reader: Reader, node: Node) -> Restart:
     policy, most, resume = base.policy, base.max, base.resume
     if "policy" in fields:
         policy = reader.choice(fields["policy"][1], "spec.restart.policy", RESTARTS, policy)
+        if policy == "always":
+            fix = "write `on-failure`: a program that ended well would only replay its recorded end"
+            reader.unsupported(fields["policy"][1], "`policy: always`", fix)
     if "max" in fields:
         most = reader.integer(fields["max"][1], "spec.restart.max", 0, _MAX_RESTARTS, most)
     if "resume" in fields:

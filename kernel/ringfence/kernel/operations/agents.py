@@ -47,7 +47,7 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
     denies = [r for r in thread.manifest.rules if r.verdict == "deny"]
     rules += [{"id": r.id, "verdict": "deny", "text": r.text, "origin": "manifest"} for r in denies]
     ceilings = kernel.ownership.resources.file.ceilings.rules
-    rules += [{"id": r.id, "verdict": "deny", "text": r.text, "origin": "ceiling"} for r in ceilings]
+    rules += [{"id": r.id, "verdict": str(r.verdict), "text": r.text, "origin": "ceiling"} for r in ceilings]
     return {
         **agent_row(kernel, record),
         "pid": thread.program.pid if thread.program is not None else None,
@@ -239,6 +239,7 @@ async def start(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
             f"`{thread.id}` is done; roll it back first: ringfence rollback {thread.id} --to STEP --start"
         )
     await kernel.core.operator_event("operator.start", thread.id, operator=operator)
+    await kernel.rollback.finish_interrupted(thread)
     async with thread.operation:
         thread.restarts = 0
         try:

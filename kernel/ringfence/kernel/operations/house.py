@@ -51,7 +51,7 @@ async def reload(kernel: Kernel, operator: str) -> dict[str, Any]:
     """
     old = kernel.ownership.resources
     try:
-        new = Resources.load(old.path, kernel.secrets, kernel.embedded)
+        new = Resources.load(old.path, kernel.secrets, await kernel.embed())
     except ResourceError as error:
         old.error = str(error)
         await kernel.core.operator_event("operator.reload", operator=operator, ok=False, error=str(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -35,7 +35,7 @@ class Kernel:
     secrets: Secrets
     anchor: Anchor
     database_version: str
-    embedded: Mapping[str, str]
+    embed: Callable[[], Awaitable[Mapping[str, str]]]
     embedded_dsn: str | None = None
     listen: str = ""
     stop: Callable[[float], None] = lambda _drain_s: None

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from ringfence.kernel.journal.flush import ARRAY_ROWS_MAX
 from ringfence.kernel.journal.migrate import migrate
 from ringfence.kernel.journal.store import Store
 from ringfence.kernel.journal.types import Phase, Unavailable
@@ -17,9 +18,10 @@ from ringfence.kernel.journal.writer import Journal
 from ringfence.kernel.postgres import EmbeddedPostgres
 from ringfence.syscalls.base import StateChange, StateDone
 
-# What a lone row and a batch send to commit: the bound statement's name, and the end of COPY.
+# What a lone row, a batch with atomic work and a large one send to commit: bound statements' names, and the end of COPY.
 LONE = b"append_one"
-COPY_DONE = b"c\0\0\0\4"
+BATCH = b"\0insert\0"
+LARGE = b"c\0\0\0\4"
 
 
 async def settled(*futures):
@@ -43,12 +45,15 @@ async def test_a_lone_row_whose_answer_is_lost_is_written_once(world, entry, pro
 
 
 @pytest.mark.parametrize("how", ["cut_before", "cut_after", "hold_before", "hold_after"])
-async def test_a_batch_with_state_changes_whose_answer_is_lost_happens_once(world, entry, proxy, how):
+@pytest.mark.parametrize(("count", "commit"), [(12, BATCH), (ARRAY_ROWS_MAX + 2, LARGE)])
+async def test_a_batch_with_state_changes_whose_answer_is_lost_happens_once(
+    world, entry, proxy, how, count, commit
+):
     cutter, through = proxy
     kernel = await world.kernel()
     agents = [await world.agent(kernel) for _ in range(3)]
     journal = await world.journal(kernel, *agents, dsn=through)
-    setattr(cutter, how, COPY_DONE)
+    setattr(cutter, how, commit)
     results = await settled(
         *[
             journal.append(
@@ -60,13 +65,13 @@ async def test_a_batch_with_state_changes_whose_answer_is_lost_happens_once(worl
                     finish=lambda done: repr(done).encode(),
                 )
             )
-            for n in range(12)
+            for n in range(count)
         ]
     )
     assert cutter.cuts == 1
-    assert results == [StateDone(versions={f"k{n}": 1}, previous={f"k{n}": 0}) for n in range(12)]
+    assert results == [StateDone(versions={f"k{n}": 1}, previous={f"k{n}": 0}) for n in range(count)]
     for nr, agent in enumerate(agents):
-        assert [row.step for row in await world.rows(agent.key)] == list(range(nr + 1, 13, 3))
+        assert [row.step for row in await world.rows(agent.key)] == list(range(nr + 1, count + 1, 3))
     # A half-open session is ended, so that its locks hold up no revocation.
     epoch, _ = await world.store.revoke(agents[0].key, None)
     assert epoch == 2

@@ -107,7 +107,10 @@ def test_conflicts_left_alone_are_exit_5(door, run) -> None:
     }
     result = run("rollback", "bot", "--to", "3")
     assert result.exit_code == 5
-    assert "left alone, because others changed it since:\n  file  /workspace/u: changed since by others" in result.stdout
+    assert (
+        "left alone, because others changed it since:\n  file  /workspace/u: changed since by others"
+        in result.stdout
+    )
     assert result.stderr.startswith("ringfence: 1 change of others left as found")
     report = run("rollback", "bot", "--to", "3", "--json")
     assert report.exit_code == 5

@@ -1,0 +1,229 @@
+"""What leaves the system over HTTP: sent once, with one key, to declared targets alone, and recognised after a rollback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from ringfence.agent import Denied, InvalidRequest, NoSuchResource, SnapshotFailed
+from support.kernels import Refused, eventually
+from support.scenes import Held, Scene, scene_of_its_own
+from support.target import Target
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.postgres]
+
+CONFIG = """
+apiVersion: ringfence/v1
+kind: Kernel
+spec:
+  resources:
+    keyed:
+      type: http
+      base: "{keyed}/v1"
+      idempotency_header: Idempotency-Key
+      effects: {{"DELETE /**": destroy, "POST /read/*": read}}
+    plain: {{type: http, base: "{plain}"}}
+"""
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Target, Target]]:
+    directory = tmp_path_factory.mktemp("targets")
+    both = Target(directory / "keyed"), Target(directory / "plain")
+    yield both
+    for target in both:
+        target.close()
+
+
+@pytest.fixture(scope="module")
+def scene(postgres_server: Any, template_database: str, targets: tuple[Target, Target]) -> Iterator[Scene]:
+    config = CONFIG.format(keyed=targets[0].base, plain=targets[1].base)
+    with scene_of_its_own(postgres_server, template_database, config=config) as scene:
+        yield scene
+
+
+@pytest.fixture(scope="module")
+def keyed(targets: tuple[Target, Target]) -> Target:
+    return targets[0]
+
+
+@pytest.fixture(scope="module")
+def plain(targets: tuple[Target, Target]) -> Target:
+    return targets[1]
+
+
+def all_http(scene: Scene, *targets: Target, **more: Any) -> Held:
+    return scene.hold(
+        allow=[*(f'http.*: "{target.base}/**"' for target in targets), 'fs.*: "/workspace/**"'], **more
+    )
+
+
+def test_a_keyed_target_gets_one_key_a_call(scene: Scene, keyed: Target) -> None:
+    held = all_http(scene, keyed)
+    for _ in range(2):
+        assert held.rf.http.post(f"{keyed.base}/v1/keys", json={"pay": 1}).status == 200
+    first, second = [d["headers"]["idempotency-key"] for d in keyed.deliveries("/v1/keys")]
+    assert first != second  # the same call twice is two calls
+    assert [s["effect_id"] for s in held.steps()] == [first, second]
+    held.refused(
+        InvalidRequest, lambda: held.rf.http.post(f"{keyed.base}/v1/keys", headers={"Idempotency-Key": "x"})
+    )
+    held.refused(
+        InvalidRequest, lambda: held.rf.http.post(f"{keyed.base}/v1/keys", headers={"Authorization": "x"})
+    )
+    assert len(keyed.deliveries("/v1/keys")) == 2
+
+
+def test_a_destroying_call_without_compensation_is_never_sent(scene: Scene, keyed: Target) -> None:
+    held = all_http(scene, keyed)
+    error = held.refused(SnapshotFailed, lambda: held.rf.http.delete(f"{keyed.base}/v1/volumes/7"))
+    assert "can't be undone" in error.message
+    assert keyed.deliveries("/v1/volumes/7") == []
+    step = held.last()
+    assert (step["effect"], step["outcome"]) == ("DESTROY", "refused")
+
+
+def test_redirects_are_shown_and_not_followed(scene: Scene, plain: Target) -> None:
+    held = all_http(scene, plain)
+    for call in (held.rf.http.get, held.rf.http.post):
+        response = call(f"{plain.base}/redirect")
+        assert response.status == 302
+        assert response.headers["location"].endswith("/elsewhere")
+    assert plain.deliveries("/elsewhere") == []
+
+
+def test_only_what_is_declared_and_allowed_is_reached(scene: Scene, keyed: Target, plain: Target) -> None:
+    held = scene.hold(allow=['http.*: "**"'])
+    for url in (
+        f"{keyed.base}/other",
+        f"{keyed.base}/v1x",
+        "http://127.0.0.1:9/",
+        "http://example.com/",
+        f"http://localhost:{plain.port}/x",
+        f"https://127.0.0.1:{plain.port}/x",
+    ):
+        held.refused(NoSuchResource, lambda url=url: held.rf.http.get(url))
+    for url in (
+        f"http://user:pass@127.0.0.1:{plain.port}/x",
+        f"{plain.base}/a/../b",
+        f"{plain.base}/a/%2e%2e/b",
+        f"{plain.base}/a%2fb",
+        f"{plain.base}//x",
+        f"http://0x7f000001:{plain.port}/x",
+        "file:///etc/passwd",
+        "http://[::1",
+        "",
+    ):
+        with pytest.raises((InvalidRequest, NoSuchResource)):
+            held.rf.http.get(url)
+    some = scene.hold(allow=[f'http.get: "{plain.base}/v1/*"'])
+    assert some.rf.http.get(f"{plain.base}/v1/items").status == 200
+    for path in ("/v1/admin/secrets", "/V1/items", "/v1", "/items"):
+        some.refused(Denied, lambda path=path: some.rf.http.get(plain.base + path))
+    some.refused(Denied, lambda: some.rf.http.post(f"{plain.base}/v1/items"))
+    assert {d["path"] for d in plain.deliveries()} & {
+        "/x",
+        "/b",
+        "/a/b",
+        "/v1/admin/secrets",
+        "/V1/items",
+    } == set()
+
+
+def test_one_agents_cookies_are_nobody_elses(scene: Scene, plain: Target) -> None:
+    first, second = all_http(scene, plain), all_http(scene, plain)
+    response = first.rf.http.get(f"{plain.base}/cookies/echo")
+    assert "set-cookie" not in response.headers
+    second.rf.http.get(f"{plain.base}/cookies/echo")
+    first.rf.http.get(f"{plain.base}/cookies/echo")
+    assert [d["headers"].get("cookie") for d in plain.deliveries("/cookies/echo")] == [None] * 3
+
+
+def test_what_was_sent_is_recognised_on_another_branch(scene: Scene, keyed: Target, plain: Target) -> None:
+    program = """
+import json, sys
+from ringfence import agent
+job = json.load(sys.stdin)
+with agent.boot() as rf:
+    rf.fs.append_text("log.txt", "x")
+    for base in (job["keyed"], job["plain"]):
+        rf.http.post(base + job["path"], json={"pay": 1})
+        rf.http.post(base + job["path"], json={"pay": 1})
+    rf.fs.append_text("log.txt", "y")
+"""
+    import json
+
+    job = {"keyed": f"{keyed.base}/v1", "plain": plain.base, "path": "/once"}
+    agent = scene.run(
+        program,
+        input_bytes=json.dumps(job).encode(),
+        allow=[f'http.*: "{keyed.base}/**"', f'http.*: "{plain.base}/**"', 'fs.*: "/workspace/**"'],
+    )
+    sent = (len(keyed.deliveries("/v1/once")), len(plain.deliveries("/once")))
+    assert sent == (2, 2)
+    preview = scene.operator.ask("Rollback", agent=agent, to="0", preview=True)
+    assert [(e["action"], e["effect"]) for e in preview["not_undoable"]] == [("http.post", "EXTERNAL")] * 4
+    done = scene.operator.ask("Rollback", agent=agent, to="0", start=True)
+    assert done["branch"] == 1
+    scene.await_end(agent)
+    # Redone on the new branch, recognised, not sent again.
+    assert (len(keyed.deliveries("/v1/once")), len(plain.deliveries("/once"))) == (2, 2)
+    redone = [s for s in scene.operator.steps(agent) if s["branch"] == 1 and s["action"] == "http.post"]
+    assert [s["recognised"] is not None for s in redone] == [True] * 4
+    assert (scene.live(agent) / "log.txt").read_text() == "xy"
+    assert scene.operator.ask("AuditVerify")["ok"]
+
+
+def test_a_call_that_may_have_arrived_waits_for_a_person(scene: Scene, plain: Target) -> None:
+    program = """
+import json, sys
+from ringfence import agent
+base = sys.stdin.read()
+with agent.boot() as rf:
+    rf.fs.append_text("log.txt", "x")
+    print(json.dumps(rf.http.post(base + "/cut/drop", json={"pay": 1}).status), flush=True)
+    rf.fs.append_text("log.txt", "y")
+"""
+    for outcome, result, expected in (("done", '{"status": 201}', "201"), ("not-done", "", None)):
+        before = len(plain.deliveries("/cut/drop"))
+        agent = scene.submit(
+            program,
+            input_bytes=plain.base.encode(),
+            allow=[f'http.*: "{plain.base}/**"', 'fs.*: "/workspace/**"'],
+            more="restart: {policy: never}",
+        )
+        ended = scene.operator.wait(agent)
+        assert ended["state"] == "unknown"
+        assert len(plain.deliveries("/cut/drop")) == before + 1
+        step = next(s["step"] for s in scene.operator.steps(agent) if s["outcome"] == "unknown")
+        with pytest.raises(Refused) as refused:
+            scene.operator.ask("Start", agent=agent)
+        assert "ringfence resolve" in str(refused.value)
+        with pytest.raises(Refused) as refused:
+            scene.operator.ask("Resolve", agent=agent, step=step, outcome="maybe")
+        assert refused.value.exit_code == 2
+        scene.operator.ask("Resolve", agent=agent, step=step, outcome=outcome, result=result)
+        if expected is not None:
+            scene.await_end(agent)
+            assert scene.output(agent).split() == [expected]
+            assert len(plain.deliveries("/cut/drop")) == before + 1
+            assert (scene.live(agent) / "log.txt").read_text() == "xy"
+            with pytest.raises(Refused) as refused:
+                scene.operator.ask("Resolve", agent=agent, step=step, outcome="done")
+            assert refused.value.exit_code in (4, 5)
+        else:
+            # Made again, as the operator said, once; and unknown once more, for the target hangs up again.
+            eventually(
+                lambda before=before: len(plain.deliveries("/cut/drop")) == before + 2,
+                "it was not made again",
+            )
+            eventually(lambda agent=agent: scene.show(agent)["state"] == "unknown", "it is not unknown again")
+            scene.operator.ask("Kill", agent=agent)
+
+
+def test_a_failing_target_is_an_answer(scene: Scene, plain: Target, keyed: Target) -> None:
+    held = all_http(scene, plain, keyed)
+    assert held.rf.http.get(f"{plain.base}/fail").status == 500
+    assert held.rf.http.post(f"{keyed.base}/v1/fail").status == 500
+    assert [s["outcome"] for s in held.steps()] == ["ok", "ok"]

@@ -79,6 +79,7 @@ class Outcomes:
             await self._core.store.set_agent(
                 flight.thread.key, state="unknown", waiting_for=flight.thread.waiting_for
             )
+            await flight.thread.announce()
         return Answer(step=flight.step, failure=error)
 
     async def refuse(self, thread: Thread, request: Request, error: SyscallError) -> Answer:

@@ -199,7 +199,8 @@ with agent.boot() as rf:
         step = next(s["step"] for s in scene.operator.steps(agent) if s["outcome"] == "unknown")
         with pytest.raises(Refused) as refused:
             scene.operator.ask("Start", agent=agent)
-        assert "ringfence resolve" in str(refused.value)
+        assert refused.value.exit_code == 5
+        assert scene.show(agent)["waiting_for"] == f"the outcome of step {step}"
         with pytest.raises(Refused) as refused:
             scene.operator.ask("Resolve", agent=agent, step=step, outcome="maybe")
         assert refused.value.exit_code == 2

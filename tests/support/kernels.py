@@ -53,7 +53,7 @@ class Operator:
         )
         return call, request
 
-    def ask(self, name: str, timeout: float = WAIT_S, **fields: Any) -> Any:
+    def ask(self, name: str, /, timeout: float = WAIT_S, **fields: Any) -> Any:
         call, request = self._method(name, "unary_unary")
         try:
             return json.loads(call(request(**fields), timeout=timeout).json)

@@ -1,0 +1,94 @@
+"""A separate process that plays an HTTP target with moods: it echoes, redirects, sets cookies, or hangs up in mid-call.
+
+The last segment of the path is the mood. Every request is a line of a file before it is answered.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+
+class Target:
+    """The target as a test sees it."""
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
+        journal.touch()
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(journal)], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
+        )
+        assert self._process.stdout is not None
+        self.port = int(self._process.stdout.readline())
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def deliveries(self, path: str | None = None) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in self._journal.read_text().splitlines()]
+        return [line for line in lines if path is None or line["path"].partition("?")[0] == path]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def _serve(self) -> None:
+        size = int(self.headers.get("content-length") or 0)
+        line = {
+            "method": self.command,
+            "path": self.path,
+            "headers": {name.lower(): value for name, value in self.headers.items()},
+            "body": self.rfile.read(size).decode("utf-8", "replace"),
+        }
+        fd = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+        os.write(fd, json.dumps(line).encode() + b"\n")
+        os.fsync(fd)
+        os.close(fd)
+        mood = self.path.partition("?")[0].rpartition("/")[2]
+        token = self.headers.get("authorization", "").partition(" ")[2]
+        if mood == "drop":
+            self.close_connection = True
+        elif mood == "redirect":
+            self._answer(302, b"", location=f"http://127.0.0.1:{self.server.server_address[1]}/elsewhere")
+        elif mood == "echo":
+            body = json.dumps({"seen": dict(self.headers.items()), "token": token}).encode()
+            self._answer(200, body, x_echo=token, set_cookie="session=1")
+        elif mood == "fail":
+            self._answer(500, b"broken")
+        else:
+            self._answer(200, b'{"ok":true}')
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
+
+    def _answer(self, status: int, body: bytes, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+
+def main() -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    print(server.server_address[1], flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Secrets of the operator and of the kernel's surroundings show nowhere: not inside, not in the evidence, not on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.scenes import Scene, console, scene_on
+from support.target import Target
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.postgres]
+
+CANARY = "canary-3f9a1c"
+TOKEN = "tok/en+va=lue-7b2d"  # with characters that encodings change
+
+CONFIG = """
+apiVersion: ringfence/v1
+kind: Kernel
+spec:
+  resources:
+    api: {{type: http, base: "{base}", auth: {{bearer: {{secret: api-token}}}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    made = Target(tmp_path_factory.mktemp("target") / "journal")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def scene(target: Target) -> Iterator[Scene]:
+    """The embedded database, so that everything the kernel writes lies below one directory."""
+    env = {
+        "DB_URL": CANARY,
+        "LLM_KEY": CANARY,
+        "PGPASSWORD": CANARY,
+        "AWS_SECRET_ACCESS_KEY": CANARY,
+        "HOME": "/" + CANARY,
+    }
+    with scene_on(None, env=env) as scene:
+        scene.operator.ask("SecretSet", name="api-token", value=TOKEN.encode())
+        scene.kernel.config.write_text(CONFIG.format(base=target.base))
+        scene.operator.ask("Reload")
+        yield scene
+
+
+def everything(scene: Scene) -> list[tuple[str, bytes]]:
+    """Every file below the data directory but those of the secret store, and the kernel's own output."""
+    data = scene.kernel.data
+    found = [
+        p
+        for p in data.rglob("*")
+        if p.is_file() and not p.is_symlink() and p.relative_to(data).parts[0] != "secrets"
+    ]
+    return [
+        ("the kernel's log", scene.kernel.log.read_bytes()),
+        *((str(path), path.read_bytes()) for path in found),
+    ]
+
+
+def test_the_kernels_environment_is_seen_by_no_program(scene: Scene) -> None:
+    program = """
+import json, os, pathlib
+seen = {"environ": dict(os.environ)}
+for path in sorted(pathlib.Path("/proc").glob("[0-9]*/environ")) + sorted(pathlib.Path("/proc").glob("[0-9]*/cmdline")):
+    try:
+        seen[str(path)] = path.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        seen[str(path)] = error.strerror
+from ringfence import agent
+with agent.boot() as rf:
+    seen["command"] = rf.exec.run(["sh", "-c", "env; cat /proc/*/environ"]).stdout
+    try:
+        rf.fs.read_text("/proc/self/environ")
+    except agent.RingfenceError as error:
+        seen["fs"] = error.reason
+print(json.dumps(seen))
+"""
+    agent = scene.run(program, allow=['exec.run: "*"', 'fs.*: "/workspace/**"'])
+    (seen,) = scene.said(agent)
+    assert CANARY not in json.dumps(seen)
+    assert seen["fs"] == "InvalidRequest"
+    assert set(seen["environ"]) <= {
+        "PATH", "HOME", "LANG", "LC_CTYPE", "PWD", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED",
+        "RINGFENCE_SOCKET", "RINGFENCE_TOKEN", "RINGFENCE_AGENT", "TMPDIR", "GRPC_EXPERIMENTS",
+    }  # fmt: skip
+    # A command has no door of its own.
+    assert "RINGFENCE_TOKEN" not in seen["command"]
+    assert not any("ringfence.console" in str(value) for value in seen.values())
+
+
+def test_a_credential_is_added_outside_and_taken_out_of_answers(scene: Scene, target: Target) -> None:
+    held = scene.hold(allow=[f'http.*: "{target.base}/**"'])
+    response = held.rf.http.get(f"{target.base}/see/echo")
+    (delivery,) = target.deliveries("/see/echo")
+    assert delivery["headers"]["authorization"] == f"Bearer {TOKEN}"
+    assert TOKEN not in response.text
+    assert TOKEN not in json.dumps(dict(response.headers))
+    assert "[redacted]" in response.text
+    assert json.loads(response.text)["token"] == "[redacted]"
+
+
+def test_a_secret_is_listed_by_name_alone(scene: Scene) -> None:
+    assert scene.operator.ask("SecretList") == {"secrets": ["api-token"]}
+    store = scene.kernel.data / "secrets"
+    paths = [store, *store.rglob("*")] if store.is_dir() else [store]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in paths)
+    shown = console("secrets", "ls", "--data", str(scene.kernel.data), "--json")
+    assert shown.returncode == 0
+    assert TOKEN not in shown.stdout
+
+
+def test_nothing_that_is_kept_holds_a_secret(scene: Scene, target: Target) -> None:
+    """The last test: by now the journal, logs, points, artifacts and the database hold all that happened."""
+    held = scene.hold(allow=['"*": "**"'], files={"a.txt": "a"})
+    held.rf.fs.write_text("a.txt", "b")
+    held.rf.checkpoint.save({"at": 1})
+    held.rf.http.post(f"{target.base}/kept/echo", json={"x": 1})
+    held.rf.exec.run(["env"])
+    export = scene.kernel.data.parent / "audit.jsonl"
+    done = console("audit", "--data", str(scene.kernel.data), "--export", str(export))
+    assert done.returncode == 0, done.stderr
+    scene.sql("checkpoint")
+    files = [*everything(scene), ("the export", export.read_bytes())]
+    assert len(files) > 20
+    assert any(b"kept/echo" in data for _, data in files)  # the search finds what is there
+    for name, data in files:
+        assert CANARY.encode() not in data, name
+        assert TOKEN.encode() not in data, name
+    dump = scene.sql("select string_agg(encode(body, 'escape'), '') from journal")[0][0]
+    assert TOKEN not in dump
+    assert CANARY not in dump
+
+
+def test_a_removed_secret_is_missed_by_name(scene: Scene) -> None:
+    from support.kernels import Refused
+
+    scene.operator.ask("SecretRemove", name="api-token")
+    with pytest.raises(Refused) as refused:
+        scene.operator.ask("Reload")
+    assert "api-token" in str(refused.value)
+    assert TOKEN not in str(refused.value)
+    scene.operator.ask("SecretSet", name="api-token", value=TOKEN.encode())
+    scene.operator.ask("Reload")
+    for name in ("", "../x", "a/b", "a b", "x" * 300):
+        with pytest.raises(Refused) as refused:
+            scene.operator.ask("SecretSet", name=name, value=b"v")
+        assert refused.value.exit_code == 2
+
+
+def test_the_command_line_takes_a_secret_from_a_file_or_a_pipe(scene: Scene, tmp_path: Path) -> None:
+    value = tmp_path / "value"
+    value.write_text("from-a-file")
+    data = str(scene.kernel.data)
+    done = console("secrets", "set", "filed", "--from", str(value), "--data", data)
+    assert done.returncode == 0, done.stderr
+    piped = subprocess.run(
+        [
+            os.sys.executable,
+            "-m",
+            "ringfence.console",
+            "secrets",
+            "set",
+            "piped",
+            "--from",
+            "-",
+            "--data",
+            data,
+        ],
+        input="from-a-pipe",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert piped.returncode == 0, piped.stderr
+    assert "from-a" not in done.stdout + done.stderr + piped.stdout + piped.stderr
+    assert scene.operator.ask("SecretList")["secrets"] == ["api-token", "filed", "piped"]
+    assert console("secrets", "rm", "filed", "--data", data).returncode == 0
+    assert console("secrets", "rm", "filed", "--data", data).returncode == 4

@@ -9,15 +9,18 @@ import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from struct import Struct
 from typing import Any
 
-from ringfence.kernel.journal.chain import fixed_image, framed, framed_word, link
+from ringfence.kernel.journal.chain import WORD_LENGTH_MAX, fixed_image, framed, link
 from ringfence.kernel.journal.types import BadRow, Entry, Row
 from ringfence.syscalls.base import StateChange
 
 BODY_BYTES_MAX = 16 << 20
 STATE_KEY_BYTES_MAX = 1024
+RESOURCE_LENGTH_MAX = 256
+"""Longest resource whose packed form is kept for the next row that names it."""
 ROW_OVERHEAD_BYTES = 400
 
 _INT8, _INT8_LOW = 1 << 63, -(1 << 63)
@@ -28,20 +31,20 @@ OID_BYTEA, OID_INT8, OID_INT2, OID_INT4, OID_TEXT = 17, 20, 21, 23, 25
 _COPY_START = b"PGCOPY\n\xff\r\n\0" + b"\0" * 8
 _COPY_END = b"\xff\xff"
 _COPY_ROW = Struct(">h").pack(18)
-_HASH_LENGTH = Struct(">i").pack(32)
+_LENGTH = Struct(">i")
+_HASH_LENGTH = _LENGTH.pack(32)
 _ARRAY = Struct(">iiIii")
 _INT8_ITEM = Struct(">iq")
 _INT8_PLAIN = Struct(">q")
-_NULL = Struct(">i").pack(-1)
-_RECORD_COLUMN = Struct(">I")
-_RECORD_START = Struct(">i").pack(18)
-_COLUMN_OIDS = (
-    *(OID_INT8,) * 5,
-    *(OID_INT4,) * 2,
-    OID_INT2,
-    *(OID_TEXT,) * 7,
-    *(OID_BYTEA,) * 3,
-)
+_NULL = _LENGTH.pack(-1)
+_COLUMN = Struct(">I")
+_TEXT_COLUMN, _BYTEA_COLUMN = _COLUMN.pack(OID_TEXT), _COLUMN.pack(OID_BYTEA)
+_RECORD_START = _LENGTH.pack(18)
+# As chain.fixed_image packs them, each behind its type: five bigint, two integer, one smallint.
+_RECORD_FIXED = Struct(">" + "Iiq" * 5 + "Iii" * 2 + "Iih")
+
+Packed = tuple[bytes, bytes]
+"""One or more columns, framed: as the chain and COPY take them, and with their types as a record takes them."""
 
 
 @dataclass(slots=True)
@@ -49,7 +52,7 @@ class Pending:
     """An entry that waits for its flush.
 
     Attributes:
-        words: the framed columns `lane` to `digest`.
+        words: the columns `lane` to `digest`.
         size_bytes: what it roughly holds in memory.
         since: monotonic seconds at which it was handed in.
         started_us: as the row says, or the time it was handed in.
@@ -59,7 +62,7 @@ class Pending:
 
     entry: Entry
     future: asyncio.Future[Any]
-    words: bytes
+    words: tuple[Packed, ...]
     size_bytes: int
     since: float
     started_us: int
@@ -75,26 +78,55 @@ class Link:
     pos: int
     hash: bytes
     image: bytes
+    pending: Pending
 
 
-def _word(text: str, column: str) -> bytes:
-    try:
-        packed = framed_word(text)
-    except UnicodeEncodeError:
-        raise BadRow(f"the row's {column} holds a lone surrogate; send valid text") from None
-    if b"\0" in packed[4:]:
-        raise BadRow(f"the row's {column} holds a NUL character; send text without it")
-    return packed
-
-
-def _text(text: str, column: str) -> bytes:
+def _text(text: str, column: str) -> Packed:
     try:
         data = text.encode()
     except UnicodeEncodeError:
         raise BadRow(f"the row's {column} holds a lone surrogate; send valid text") from None
     if b"\0" in data:
         raise BadRow(f"the row's {column} holds a NUL character; send text without it")
-    return framed(data)
+    packed = framed(data)
+    return packed, _TEXT_COLUMN + packed
+
+
+def _texts(**columns: str) -> Packed:
+    packed = [_text(text, name.replace("_", " ")) for name, text in columns.items()]
+    return b"".join(one for one, _ in packed), b"".join(one for _, one in packed)
+
+
+# What recurs from row to row is packed once. Texts that agents choose are only kept while they are short.
+@lru_cache(maxsize=4096)
+def _place(lane: str, action: str) -> Packed:
+    return _texts(lane=lane, action=action)
+
+
+@lru_cache(maxsize=4096)
+def _resource(resource: str) -> Packed:
+    return _texts(resource=resource)
+
+
+@lru_cache(maxsize=1024)
+def _judgement(effect: str, verdict: str, outcome: str) -> Packed:
+    return _texts(effect=effect, verdict=verdict, outcome=outcome)
+
+
+_NO_EFFECT_ID = _texts(effect_id="")
+
+
+def _words(row: Row) -> tuple[Packed, ...]:
+    lane, action, resource = row.lane, row.action, row.resource
+    short = len(lane) <= WORD_LENGTH_MAX and len(action) <= WORD_LENGTH_MAX
+    digest = framed(row.digest)
+    return (
+        _place(lane, action) if short else _texts(lane=lane, action=action),
+        _resource(resource) if len(resource) <= RESOURCE_LENGTH_MAX else _texts(resource=resource),
+        _judgement(row.effect, row.verdict, row.outcome),
+        _texts(effect_id=row.effect_id) if row.effect_id else _NO_EFFECT_ID,
+        (digest, _BYTEA_COLUMN + digest),
+    )
 
 
 def _check_numbers(row: Row) -> None:
@@ -116,7 +148,7 @@ def _check_numbers(row: Row) -> None:
 def _check_state(change: StateChange) -> int:
     size = 0
     for key in (*change.reads, *change.puts, *change.deletes):
-        packed = _text(key, "state key")
+        packed, _ = _text(key, "state key")
         if len(packed) > STATE_KEY_BYTES_MAX:
             raise BadRow(f"a state key is longer than {STATE_KEY_BYTES_MAX} bytes")
         size += len(packed)
@@ -140,20 +172,9 @@ def prepare(entry: Entry, future: asyncio.Future[Any], now: float) -> Pending:
     """
     row = entry.row
     _check_numbers(row)
-    words = b"".join(
-        (
-            _word(row.lane, "lane"),
-            _word(row.action, "action"),
-            _text(row.resource, "resource"),
-            _word(row.effect, "effect"),
-            _word(row.verdict, "verdict"),
-            _word(row.outcome, "outcome"),
-            _text(row.effect_id, "effect id"),
-            framed(row.digest),
-        )
-    )
+    words = _words(row)
     check_body(row.body)
-    size = ROW_OVERHEAD_BYTES + len(words) + len(row.body)
+    size = ROW_OVERHEAD_BYTES + len(row.resource) + len(row.body)
     atomic = entry.atomic
     if isinstance(atomic, StateChange):
         size += _check_state(atomic)
@@ -195,25 +216,20 @@ def chained(batch: Iterable[Pending], heads: dict[int, tuple[int, bytes]]) -> li
         pos, previous = heads[chain]
         pos += 1
         body = pending.body
-        image = b"".join(
-            (
-                fixed_image(
-                    chain,
-                    pos,
-                    row.step,
-                    pending.started_us,
-                    row.duration_us,
-                    row.branch,
-                    row.lane_step,
-                    row.phase,
-                ),
-                pending.words,
-                framed(body),
-            )
+        fixed = fixed_image(
+            chain,
+            pos,
+            row.step,
+            pending.started_us,
+            row.duration_us,
+            row.branch,
+            row.lane_step,
+            row.phase,
         )
+        image = b"".join((fixed, *[plain for plain, _ in pending.words], _LENGTH.pack(len(body)), body))
         digest = link(previous, image)
         heads[chain] = (pos, digest)
-        links.append(Link(chain, pos, digest, image))
+        links.append(Link(chain, pos, digest, image, pending))
     return links
 
 
@@ -235,24 +251,27 @@ def record_array(links: Sequence[Link], oid: int) -> bytes:
     """
     parts = [_ARRAY.pack(1, 0, oid, len(links), 1)]
     for one in links:
-        columns = list(_columns(one))
-        parts += (_RECORD_START_LENGTH.pack(sum(map(len, columns)) + 4 * len(columns) + 4), _RECORD_START)
-        for column_oid, column in zip(_COLUMN_OIDS, columns, strict=True):
-            parts += (_RECORD_COLUMN.pack(column_oid), column)
+        record = _record(one)
+        parts += (_LENGTH.pack(len(record)), record)
     return b"".join(parts)
 
 
-_RECORD_START_LENGTH = Struct(">i")
-
-
-def _columns(one: Link) -> Iterable[bytes]:
-    """Cut an image into its framed columns, then the hash."""
-    image, at = one.image, 0
-    while at < len(image):
-        end = at + 4 + int.from_bytes(image[at : at + 4], "big")
-        yield image[at:end]
-        at = end
-    yield _HASH_LENGTH + one.hash
+def _record(one: Link) -> bytes:
+    pending = one.pending
+    row, body = pending.entry.row, pending.body
+    fixed = _RECORD_FIXED.pack(
+        *(OID_INT8, 8, one.chain),
+        *(OID_INT8, 8, one.pos),
+        *(OID_INT8, 8, row.step),
+        *(OID_INT8, 8, pending.started_us),
+        *(OID_INT8, 8, row.duration_us),
+        *(OID_INT4, 4, row.branch),
+        *(OID_INT4, 4, row.lane_step),
+        *(OID_INT2, 2, row.phase),
+    )
+    typed = [typed for _, typed in pending.words]
+    packed_body = (_BYTEA_COLUMN, _LENGTH.pack(len(body)), body)
+    return b"".join((_RECORD_START, fixed, *typed, *packed_body, _BYTEA_COLUMN, _HASH_LENGTH, one.hash))
 
 
 def int8(value: int) -> bytes:

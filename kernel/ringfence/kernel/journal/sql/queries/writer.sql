@@ -28,6 +28,9 @@ where pid = $1::bigint and floor(extract(epoch from backend_start) * 1000000)::b
 -- name: begin
 begin
 
+-- name: commit
+commit
+
 -- name: rollback
 rollback
 
@@ -44,8 +47,8 @@ from unnest($5::journal[]) r, agents a, kernels n
 where a.key = $3::bigint and a.owner = $1::bigint and a.epoch = coalesce($4::bigint, a.epoch)
     and n.key = $1::bigint and n.fence = $2::bigint and n.lease_until > clock_timestamp()
 
--- name: append_own
--- Rows of the kernel's own chain.
+-- name: insert
+-- Rows that may be written for sure: checked before in this transaction, or of the kernel's own chain.
 insert into journal select * from unnest($1::journal[])
 
 -- name: check

@@ -75,6 +75,7 @@ def normalise(path: str) -> str:
     return lexical
 
 
+@lru_cache(maxsize=8192)
 def relative(canonical: str) -> bytes:
     """Turn a canonical path into the bytes that are opened beneath the root; `.` for the root itself.
 

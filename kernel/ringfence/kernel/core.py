@@ -45,6 +45,9 @@ class Lease:
         return time.monotonic() >= self._until
 
 
+_AWAY = "the journal can't commit, so nothing was done; the database is away, the call may be made again"
+
+
 @dataclass(slots=True, kw_only=True)
 class Core:
     """Shared parts, wired once by `main`."""
@@ -74,20 +77,26 @@ class Core:
             except BadRow as error:
                 raise InvalidRequest(f"the call can't be recorded, so it was not made: {error}") from error
             except Unavailable as error:
-                raise JournalUnavailable(
-                    "the journal can't commit, so nothing was done; the database is away, the call may be made again"
-                ) from error
+                raise JournalUnavailable(_AWAY) from error
             except OwnerMoved as error:
                 # After an outage the lease may only be overdue: renew it and try once more.
-                if last or not await self._renewed():
+                if last or not await self.keep_lease():
                     raise Fenced("another kernel owns this agent now; nothing was done") from error
         raise AssertionError
 
-    async def _renewed(self) -> bool:
+    async def keep_lease(self) -> bool:
+        """Renew the lease for a call that needs it now.
+
+        Returns:
+            False where another kernel has taken over.
+
+        Raises:
+            JournalUnavailable: the database is away: nobody knows.
+        """
         try:
             return await self.renew_lease()
-        except Unavailable:
-            return False
+        except Unavailable as error:
+            raise JournalUnavailable(_AWAY) from error
 
     async def renew_lease(self) -> bool:
         """Renew this kernel's lease.
@@ -121,11 +130,15 @@ class Core:
                 await self.journal.append(Entry(row=row))
             except Unavailable:
                 # The effect is done: giving up would lose its record. A kernel that dies here leaves an intent.
+                owned_before = False
                 await asyncio.sleep(0.2)
             except OwnerMoved as error:
-                if owned_before or not await self._renewed():
-                    raise Fenced("another kernel owns this agent now; it settles this call") from error
-                owned_before = True
+                try:
+                    if owned_before or not await self.renew_lease():
+                        raise Fenced("another kernel owns this agent now; it settles this call") from error
+                    owned_before = True
+                except Unavailable:
+                    await asyncio.sleep(0.2)
             else:
                 return
 

@@ -161,7 +161,9 @@ class Flight:
 
     async def check_live(self) -> None:
         """Look at the policy epoch and the lease once more, right before an effect."""
-        if self.thread.fenced or self._core.lease.expired:
+        lapsed = self._core.lease.expired
+        # After an outage the lease may only be overdue; renewing it reads the epochs again.
+        if self.thread.fenced or (lapsed and not await self._core.keep_lease()):
             raise Fenced(f"another kernel may own `{self.thread.id}` now; nothing was done")
         if self.fate is not None:
             raise self.fate

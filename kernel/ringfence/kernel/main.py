@@ -280,6 +280,18 @@ def _calm_collector() -> None:
     gc.set_threshold(COLLECT_AFTER_OBJECTS, 20, 50)
 
 
+def _let_helpers_wait() -> None:
+    """Keep gRPC's polling thread from interrupting the event loop each time that a reply wakes it.
+
+    As a batch thread it runs when the loop has nothing to do, and then hands over many events at once: a fifth of the
+    thread switches for a call.
+    """
+    for path in Path("/proc/self/task").iterdir():
+        if int(path.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(int(path.name), os.SCHED_BATCH, os.sched_param(0))
+
+
 def boot_id() -> str:
     """The host's boot, so that a pid of an earlier one is never taken for a process of now."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -330,6 +342,7 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
     with contextlib.suppress(FileNotFoundError):
         kernel.layout.operator_socket.unlink()
     await door.open(kernel.layout.operator_socket)
+    _let_helpers_wait()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, 5.0)
     return over

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
     from ringfence.kernel.journal.wire import Statement, Wire
 
-ARRAY_ROWS_MAX = 64
+ARRAY_ROWS_MAX = 128
 """Largest batch that is inserted from an array: a row costs the server half as much again as with COPY, but it waits for
 one turn of a busy event loop instead of three."""
 

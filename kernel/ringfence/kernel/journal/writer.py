@@ -193,6 +193,8 @@ class Journal:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
+            # No linger, but one turn of the event loop: calls that it was about to run come along.
+            await asyncio.sleep(0)
             if not await self._connected([]):
                 continue
             if self._adoptions:

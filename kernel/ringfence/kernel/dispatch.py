@@ -19,7 +19,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from ringfence.kernel.config import ARGUMENT_BYTES_MAX, DEADLINE_MS_MAX
+from ringfence.kernel.config import ARGUMENT_BYTES_MAX, DEADLINE_MS_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
 from ringfence.kernel.journal.types import (
@@ -30,7 +30,7 @@ from ringfence.kernel.journal.types import (
     StateConflict,
     StoredRow,
 )
-from ringfence.kernel.outcomes import UNRECORDED, Outcomes, Request, conflict_error, printable
+from ringfence.kernel.outcomes import UNRECORDED, Outcomes, Request, conflict_error, inline_payload, printable
 from ringfence.kernel.replay import Unfinished
 from ringfence.kernel.settled import Answer, answer_from, error_payload
 from ringfence.kernel.thread import Thread
@@ -240,7 +240,10 @@ class Dispatcher:
         if flight.plan.effect is not None:
             flight.effect = flight.plan.effect
         await self._decide(flight)
-        await self._admit(flight)
+        wait = thread.budgets.rate_wait(row.action, flight.deadline_s)
+        if wait > 0:
+            await asyncio.sleep(wait)
+        self._reserve(flight)
         if row.recovery is Recovery.ATOMIC:
             return await self._run_atomic(flight)
         if row.intent:
@@ -253,10 +256,13 @@ class Dispatcher:
             await self._write_intent(flight)
             await flight.failpoint("after_intent")
         result = encode_result(row, await row.body.run(flight, flight.arguments))
-        payload = await self._outcomes.payload(result)
-        await flight.failpoint("before_outcome")
+        small = len(result) <= INLINE_RESULT_BYTES_MAX
+        payload = inline_payload(result) if small else await self._outcomes.payload(result)
+        if self._core.failpoints.enabled:
+            await flight.failpoint("before_outcome")
         await self._write_outcome(flight, payload)
-        await flight.failpoint("after_outcome")
+        if self._core.failpoints.enabled:
+            await flight.failpoint("after_outcome")
         return Answer(step=flight.step, result=result)
 
     # -- decide and admit -----------------------------------------------------------------------------------------
@@ -283,11 +289,9 @@ class Dispatcher:
             raise revoked
         flight.judgement, flight.epoch = judgement, rights.epoch
 
-    async def _admit(self, flight: Flight) -> None:
+    @staticmethod
+    def _reserve(flight: Flight) -> None:
         budgets = flight.thread.budgets
-        wait = budgets.rate_wait(flight.row.action, flight.deadline_s)
-        if wait > 0:
-            await asyncio.sleep(wait)
         budgets.reserve("calls")
         if flight.effect is Effect.DESTROY:
             try:

@@ -34,6 +34,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     deadline_ms: int = 0
 
 
+def inline_payload(result: bytes) -> bytes:
+    """The `"result":…,` part of a body that holds the result itself."""
+    return b'"result":' + result + b","
+
+
 class Outcomes:
     """Outcomes of one kernel's calls."""
 
@@ -43,13 +48,13 @@ class Outcomes:
     async def payload(self, result: bytes) -> bytes:
         """The `"result":…,` part of a body; a large one goes to the artifacts and leaves its reference."""
         if len(result) <= INLINE_RESULT_BYTES_MAX:
-            return b'"result":' + result + b","
+            return inline_payload(result)
         try:
             ref = await asyncio.to_thread(self._core.blobs.put, result)
         except BlobError as error:
             # What has happened must be recorded whatever the artifact store says.
             log.warning("a result of %d bytes stays in the journal: %s", len(result), error)
-            return b'"result":' + result + b","
+            return inline_payload(result)
         return b'"artifact":' + msgspec.json.encode(ref) + b',"result_bytes":%d,' % len(result)
 
     # -- failures -------------------------------------------------------------------------------------------------

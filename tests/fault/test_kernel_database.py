@@ -138,7 +138,13 @@ def test_an_outage_ends_no_agent_and_forgets_no_end() -> None:
         held = scene.hold(allow=FILES)
         held.rf.fs.write_text("a.txt", "before")
         pid = scene.show(ending)["pid"]
+        # One call has had its effect and not yet its outcome when the database goes, for longer than a lease.
+        mover = scene.hold(allow=FILES, files={"from": "moved"})
+        scene.kernel.arm("fs.move:before_outcome")
+        moving = mover.rf.thread(lambda: mover.rf.fs.move("from", "to"))
+        scene.kernel.await_hit("fs.move:before_outcome")
         database.stop()
+        scene.kernel.disarm("fs.move:before_outcome")
         # While the database is away: a call fails as unavailable or waits, nothing happens, and people are told.
         with ThreadPoolExecutor() as pool:
             status = pool.submit(scene.operator.ask, "Status")
@@ -156,6 +162,9 @@ def test_an_outage_ends_no_agent_and_forgets_no_end() -> None:
         held.rf.fs.write_text("a.txt", "after")
         assert (held.live / "a.txt").read_text() == "after"
         eventually(lambda: scene.show(ending)["restarts"] == 1, "the killed program was not started again")
+        assert moving.result(60) == "/workspace/to"
+        assert (mover.live / "to").read_text() == "moved"
+        assert [(s["action"], s["outcome"]) for s in mover.steps()] == [("fs.move", "ok")]
         check_work(scene, {"out": worker})
         scene.operator.ask("Kill", agent=ending)
         assert scene.operator.ask("AuditVerify")["ok"]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ringfence.agent import RingfenceError
 from support.kernels import Refused, eventually
-from support.scenes import Scene, scene_of_its_own
+from support.scenes import HOLD, Scene, scene_of_its_own
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.postgres]
+
+LONG = str(10_000_000 + os.getpid())
+"""Seconds that only processes of this run sleep for."""
 
 FILES = ['fs.*: "/workspace/**"']
 
@@ -289,3 +294,61 @@ spec: {run: {command: ["true"]}, permissions: {allow: []}}
     with pytest.raises(Refused) as refused:
         scene.show("nobody")
     assert refused.value.exit_code == 4
+
+
+def test_kill_ends_the_command_that_an_agent_had_under_way(scene: Scene) -> None:
+    held = scene.hold(allow=[*FILES, 'exec.run: "*"'])
+    reasons: list[str] = []
+
+    def run() -> None:
+        try:
+            held.rf.exec.run(["sh", "-c", f"touch begun; setsid sleep {LONG} & sleep {LONG}"])
+        except RingfenceError as error:
+            reasons.append(error.reason)
+
+    worker = held.rf.thread(run)
+    scratch = held.live.parent / "scratch"
+    eventually(lambda: any(scratch.glob("*/upper/begun")), "the command did not start")
+    eventually(lambda: len(running(LONG)) == 2, "its children did not start")
+    scene.operator.ask("Kill", agent=held.id)
+    assert running(LONG) == []
+    assert not (held.live / "begun").exists()
+    assert list(scratch.iterdir()) == []
+    assert [(s["action"], s["outcome"], s["reason"]) for s in held.steps()] == [
+        ("exec.run", "cancelled", "Killed")
+    ]
+    held.disconnect()
+    worker.join()
+
+
+def running(seconds: str) -> list[int]:
+    """Processes on this host that sleep for just so long."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if words[:2] == [b"sleep", seconds.encode()]:
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_killed_kernel_leaves_no_process_to_its_successor(scene: Scene) -> None:
+    """C56. The last test: it kills the kernel of this module."""
+    hidden = f"setsid sleep {LONG} & (setsid sh -c 'sleep {LONG} & sleep {LONG}' &) ; "
+    held = scene.hold(allow=FILES, command=hidden + HOLD, more="sandbox: {pids: 32}")
+    held.rf.fs.append_text("count.txt", "x")
+    old = tree_of(scene.show(held.id)["pid"])
+    eventually(lambda: len(running(LONG)) == 3, "the children did not start")
+    scene.kernel.kill()
+    scene.kernel.start()
+    eventually(lambda: scene.show(held.id)["process"] == "live", "it was not started again")
+    held.again()
+    assert [pid for pid in old if alive(pid)] == []
+    eventually(lambda: len(running(LONG)) == 3, "the children of the new start are missing")
+    held.rf.fs.append_text("count.txt", "x")
+    assert (held.live / "count.txt").read_text() == "x"
+    scene.operator.ask("Kill", agent=held.id)
+    assert running(LONG) == []

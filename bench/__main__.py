@@ -75,13 +75,13 @@ def _interrupted(*_: object) -> None:
 
 def _run(options: argparse.Namespace) -> dict[str, Any]:
     names = [name for name in MEASUREMENTS if not options.only or name in options.only]
-    machine = facts()
+    with scratch(options.dir) as directory:
+        machine = facts(directory)
     if not options.json:
         load = " ".join(str(n) for n in machine["load"])
-        print(
-            f"{machine['cores']} cores, {machine['idle_share']:.0%} idle before the run, load {load}",
-            flush=True,
-        )
+        sync = f"one fdatasync {machine['fdatasync_us']} µs"
+        idle = f"{machine['idle_share']:.0%} idle before the run"
+        print(f"{machine['cores']} cores, {idle}, load {load}, {sync}", flush=True)
         if machine["idle_share"] < 0.8:
             print("other processes use this machine: read the ratios, not the figures", flush=True)
     sections: list[dict[str, Any]] = []

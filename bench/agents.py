@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
-from bench import kernels
+from bench import commits, kernels
 from bench.calls import KERNEL_CPU
 from bench.host import Bench, cpu_seconds, pin, rank
 from bench.report import Section
@@ -73,10 +74,17 @@ def measure(bench: Bench) -> Section:
         name="agents", title="durable calls of real agents: the library, in Python processes in sandboxes"
     )
     seconds = bench.seconds(2.0, 5.0)
-    with kernels.running(bench.directory("agents")) as kernel:
+    home = bench.directory("agents")
+    with kernels.running(home) as kernel:
+        dsn = commits.prepare(kernel.dsn)
         for count in AGENTS[1:] if bench.quick else AGENTS:
             bench.say(f"{count} agents")
-            section.rows.append(_group(kernel, count, seconds))
+            row = _group(kernel, count, seconds)
+            single = commits.measure(dsn, count, bench.seconds(1.0, 3.0), home)
+            row |= {"commits/s": single.per_s, "commit p50 ms": single.p50_ms}
+            row["read/commit"] = row["read p50 ms"] / single.p50_ms
+            section.rows.append(row)
+    section.notes.append(f"commits: {single.tool}, as many clients as agents, same server, right after them")
     section.notes.append(
         "agent µs: processor time of the agent's own process a call, gRPC's client for the most part"
     )
@@ -86,6 +94,8 @@ def measure(bench: Bench) -> Section:
 def _group(kernel: kernels.Kernel, count: int, seconds: float) -> dict[str, Any]:
     group = f"g{count}"
     ids = [f"{group}-{number}" for number in range(count)]
+    # What a pinned kernel starts would stay on its processor.
+    pin(kernel.pid, *sorted(os.sched_getaffinity(0)))
     files = {"agent.py": PROGRAM, "bench.txt": b"x" * 512}
     agents = [
         kernel.submit(

@@ -192,14 +192,22 @@ class Rollback:
             Problem: a point can't be verified or a target refuses; nothing is half done that a restart would not finish.
         """
         async with thread.operation:
+            lived = thread.program is not None
             await self._processes.end_program(thread)
             for flight in list(thread.flights.values()):
                 await cancel(flight, Killed("the operator rolled the agent back"), settle_s=30)
             # INVARIANT: an older rollback that a crash cut short is carried to its end first, never over newer work.
             await self._finish_older(thread)
+            try:
+                undo = await self.plan(thread, cut.step, path)
+            except Problem:
+                if lived:
+                    await self._processes.set_state(
+                        thread, "paused", waiting_for="an operator, after a refused rollback"
+                    )
+                raise
             # No longer at its end: so a kernel that starts after a crash takes the agent over and finishes this.
             await self._processes.set_state(thread, "paused", waiting_for="a rollback that is under way")
-            undo = await self.plan(thread, cut.step, path)
             step = thread.take_step()
             await self._intent(thread, step, cut, path, operator)
             return undo, await self._carry_out(thread, undo, step, path, cut.parent)

@@ -131,6 +131,8 @@ def test_a_mask_that_leads_through_a_link_stops_the_start(box: Box) -> None:
 
 def test_huge_output_stays_bounded_and_keeps_both_ends(box: Box) -> None:
     workspace = workspace_of(box)
+    # A process starts with the peak of the one that started it, so what it added is what counts.
+    before = box.host.call("peak_bytes")
     script = "echo first; yes 0123456789 | head -c 209715200; echo; echo the error is here; echo e >&2"
     done = box.run(script, workspace, limits={"disk_bytes": 16 << 20})
     assert (done.reason, done.code) == ("exit", 0)
@@ -142,7 +144,8 @@ def test_huge_output_stays_bounded_and_keeps_both_ends(box: Box) -> None:
     assert done.out.endswith("\nthe error is here\n")
     assert "bytes left out]" in done.out
     peak = box.host.call("peak_bytes")
-    assert max(peak.values()) < 100 << 20, peak
+    for who, size in peak.items():
+        assert size < max(100 << 20, before[who] + (32 << 20)), (who, before, peak)
 
 
 def test_one_long_line_of_output(box: Box) -> None:

@@ -25,7 +25,7 @@ def test_the_freezer_of_version_2(tmp_path: Path) -> None:
     try:
         place.mkdir()
     except OSError:
-        pytest.skip("this host lets nobody make control groups of version 2 here")
+        pytest.skip("this user may not make control groups of version 2 here")
     child = subprocess.Popen(
         [sys.executable, "-c", "while True: input(); print('answer', flush=True)"], stdin=-1, stdout=-1
     )

@@ -6,7 +6,6 @@ between reservation and settlement keeps what was reserved: an intent counts as 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -46,6 +45,11 @@ class _Bucket:
         self._at = now
         self._tokens -= 1.0
         return 0.0 if self._tokens >= 0 else -self._tokens / self.per_s
+
+    @property
+    def wait(self) -> float:
+        """Seconds until the last token that was given out is there."""
+        return -self._tokens / self.per_s
 
     def give_back(self) -> None:
         """Return a token that was not used."""
@@ -129,15 +133,10 @@ class Budgets:
             )
         return wait
 
-    async def admit(self, action: str, deadline_s: float) -> None:
-        """Wait for the action's rates.
-
-        Raises:
-            QuotaExceeded: see `rate_wait`.
-        """
-        wait = self.rate_wait(action, deadline_s)
-        if wait > 0:
-            await asyncio.sleep(wait)
+    def slowest(self, action: str) -> str:
+        """The rate that an action waits for longest, as the manifest names it; empty where it has none."""
+        buckets = self._by_action.get(action, ())
+        return max(buckets, key=lambda bucket: bucket.wait).pattern if buckets else ""
 
     def view(self) -> list[BudgetView]:
         """Every rate and total with what is used."""

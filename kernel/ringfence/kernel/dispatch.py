@@ -19,6 +19,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
+from ringfence.kernel.admission import Admission
 from ringfence.kernel.config import ARGUMENT_BYTES_MAX, DEADLINE_MS_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
@@ -30,15 +31,16 @@ from ringfence.kernel.journal.types import (
     StateConflict,
     StoredRow,
 )
+from ringfence.kernel.journal.types import Row as JournalRow
 from ringfence.kernel.outcomes import UNRECORDED, Outcomes, Request, conflict_error, inline_payload, printable
 from ringfence.kernel.replay import Unfinished
 from ringfence.kernel.settled import Answer, answer_from, error_payload
 from ringfence.kernel.thread import Thread
-from ringfence.policy.types import Verdict
-from ringfence.syscalls.base import Effect, Recovery
+from ringfence.syscalls.base import Recovery
 from ringfence.syscalls.codec import decode_arguments, encode_result
 from ringfence.syscalls.errors import (
     Diverged,
+    Fenced,
     Internal,
     InvalidRequest,
     JournalUnavailable,
@@ -50,9 +52,6 @@ from ringfence.syscalls.table import Row as TableRow
 
 log = logging.getLogger(__name__)
 
-NO_USES_LEFT = -1
-"""What the store answers for a grant that gives no right any more."""
-
 
 class Dispatcher:
     """Runs calls of every agent of this kernel."""
@@ -60,6 +59,7 @@ class Dispatcher:
     def __init__(self, core: Core) -> None:
         self._core = core
         self._outcomes = Outcomes(core)
+        self._admission = Admission(core)
         self._chores: set[asyncio.Task[None]] = set()
 
     def _later(self, chore: Coroutine[Any, Any, None]) -> None:
@@ -70,12 +70,12 @@ class Dispatcher:
     async def call(self, thread: Thread, request: Request) -> Answer:
         """Run one call to its reply. Never raises for what an agent can cause: failures are in the answer."""
         place = (request.lane, request.lane_step)
+        generation = thread.generation
         flying = thread.by_lane.get(place)
         if flying is not None and flying.answer is not None:
-            return await asyncio.shield(flying.answer)
-        expected = thread.lanes.get(request.lane)
-        if expected is None:
-            expected = thread.replay.first_step if request.lane == "0" else 0
+            answer = await self._join(thread, request, flying, flying.answer)
+            return self._passed(thread, request, generation, answer)
+        expected = thread.next_of(request.lane)
         if request.lane_step > expected:
             gap = f"step {request.lane_step} of lane `{request.lane}` came before step {expected}; steps of a lane come in order"
             return Answer(step=0, failure=InvalidRequest(gap))
@@ -92,8 +92,29 @@ class Dispatcher:
                 passed = f"step {request.lane_step} of lane `{request.lane}` was answered before; the next is {expected}"
                 return Answer(step=0, failure=InvalidRequest(passed))
         answer = await self._answer(thread, request, row, recorded)
-        if not isinstance(answer.failure, UNRECORDED) and request.lane_step == expected:
-            thread.lanes[request.lane] = expected + 1
+        return self._passed(thread, request, generation, answer)
+
+    @staticmethod
+    def _passed(thread: Thread, request: Request, generation: int, answer: Answer) -> Answer:
+        # INVARIANT: a call of an earlier start moves no lane of the present one.
+        recorded = not isinstance(answer.failure, UNRECORDED) and generation == thread.generation
+        if recorded and request.lane_step == thread.next_of(request.lane):
+            thread.lanes[request.lane] = request.lane_step + 1
+        return answer
+
+    async def _join(
+        self, thread: Thread, request: Request, flight: Flight, running: asyncio.Future[Answer]
+    ) -> Answer:
+        """Answer with the call that runs at this place: asked again after a reconnection, or by the next start."""
+        try:
+            same = decode_arguments(flight.row, request.raw)[2] == flight.digest
+        except SyscallError:
+            same = False
+        if flight.row.action != request.action or not same:
+            return await self._diverge(thread, request, flight.journal_row(Phase.INTENT))
+        answer = await asyncio.shield(running)
+        if isinstance(answer.failure, OutcomeUnknown):
+            return await self._await_resolution(thread, request)
         return answer
 
     async def _answer(
@@ -131,8 +152,7 @@ class Dispatcher:
             deadline_s=min(request.deadline_ms or DEADLINE_MS_MAX, DEADLINE_MS_MAX) / 1000,
         )
         if unfinished is not None:
-            flight.progress = unfinished.progress
-            flight.effect_id = unfinished.intent.effect_id
+            self._admission.resume(flight, unfinished)
         return await self.fly(flight, unfinished)
 
     # -- replay ---------------------------------------------------------------------------------------------------
@@ -144,21 +164,24 @@ class Dispatcher:
             return await self._await_resolution(thread, request)
         return await answer_from(recorded, self._core.blobs, thread.purged)
 
-    async def _diverge(self, thread: Thread, request: Request, recorded: StoredRow) -> Answer:
+    async def _diverge(self, thread: Thread, request: Request, recorded: StoredRow | JournalRow) -> Answer:
         text = (
             f"step {recorded.step} was {recorded.action} on `{recorded.resource}` before and is "
             f"`{printable(request.action)}` with other arguments now; the program is not deterministic there. "
             f"See `ringfence steps {thread.id}`; `ringfence rollback {thread.id} --to {max(recorded.step - 1, 0)}` continues before it"
         )
-        await self._core.event(
-            thread.key,
-            "diverged",
-            recorded.resource,
-            step=recorded.step,
-            recorded_action=recorded.action,
-            made_action=printable(request.action),
-            made_arguments=request.raw[:2048].decode("utf-8", "replace"),
-        )
+        try:
+            await self._core.event(
+                thread.key,
+                "diverged",
+                recorded.resource,
+                step=recorded.step,
+                recorded_action=recorded.action,
+                made_action=printable(request.action),
+                made_arguments=request.raw[:2048].decode("utf-8", "replace"),
+            )
+        except UNRECORDED as error:
+            return Answer(step=0, failure=error)
         return Answer(
             step=recorded.step, failure=Diverged(text, step=str(recorded.step)), park="a divergence"
         )
@@ -166,14 +189,23 @@ class Dispatcher:
     async def _await_resolution(self, thread: Thread, request: Request) -> Answer:
         """Hold the agent until an operator has settled the call; a restart comes back to here."""
         place = (request.lane, request.lane_step)
+        generation = thread.generation
+        await self._outcomes.show_unknown(thread)
         async with thread.resolved:
-            await thread.resolved.wait_for(lambda: self._settled(thread, place))
+            await thread.resolved.wait_for(
+                lambda: thread.generation != generation or self._settled(thread, place)
+            )
+        if thread.generation != generation:
+            # INVARIANT: what nobody waits for any more is not made: the next start asks for it itself.
+            return Answer(step=0, failure=Fenced("the agent was started again meanwhile"))
         settled = thread.replay.find(*place)
         if settled is None:
-            again = thread.replay.outcomes.pop(place)
-            thread.replay.last.pop(request.lane, None)
-            log.info("%s step %d is made again: resolved as not done", thread.id, again.step)
-            return await self._answer(thread, request, self._core.table.get(request.action), None)
+            again = thread.replay.outcomes.pop(place, None)
+            if again is not None:
+                thread.replay.last.pop(request.lane, None)
+                log.info("%s step %d is made again: resolved as not done", thread.id, again.step)
+            # Of several that waited the first makes it; the others find it there.
+            return await self.call(thread, request)
         return await answer_from(settled, self._core.blobs, thread.purged)
 
     @staticmethod
@@ -212,14 +244,14 @@ class Dispatcher:
     async def _attempt(self, flight: Flight) -> Answer:
         try:
             return await self._run(flight)
+        except JournalError as error:
+            if flight.effect_started and flight.row.recovery is not Recovery.REPEAT:
+                log.exception("%s at %s", flight.row.action, flight.audit_id)
+                return await self._broken(flight)
+            away = f"the database can't be used: {error}; nothing was done, the call may be made again"
+            return self._unrecorded(flight, JournalUnavailable(away))
         except UNRECORDED as error:
-            if flight.intent_written and not flight.effect_started:
-                # Nothing came of it, which is said when the database is back; the agent makes the step again meanwhile.
-                self._later(self._core.append_outcome(flight.outcome_row("refused", error_payload(error))))
-            elif flight.intent_written:
-                # The effect may have happened: this kernel must not say it didn't. A restart settles the intent.
-                log.warning("%s: %s after its intent", flight.audit_id, error.message)
-            return Answer(step=0, failure=error)
+            return self._unrecorded(flight, error)
         except SyscallError as error:
             return await self._outcomes.fail(flight, error)
         except asyncio.CancelledError:
@@ -228,10 +260,28 @@ class Dispatcher:
             return await self._outcomes.fail(flight, flight.fate)
         except Exception:
             log.exception("bug in %s at %s", flight.row.action, flight.audit_id)
-            text = f"a bug in Ringfence stopped {flight.row.action}; the kernel's log has the details under `{flight.audit_id}`"
-            if flight.effect_started and flight.row.recovery is not Recovery.REPEAT:
-                return await self._outcomes.fail(flight, OutcomeUnknown(text))
-            return await self._outcomes.fail(flight, Internal(text))
+            return await self._broken(flight)
+
+    def _unrecorded(self, flight: Flight, error: SyscallError) -> Answer:
+        """The journal could not take the call: the agent may make the step again."""
+        if not flight.effect_started and not flight.rerun:
+            # The try that follows is the same occurrence, so it carries the same key.
+            flight.thread.consumed_effects.discard(flight.effect_id)
+            flight.give_back()
+        if flight.intent_written and not flight.effect_started:
+            # Nothing came of it, which is said when the database is back; the agent makes the step again meanwhile.
+            self._later(self._core.append_outcome(flight.outcome_row("refused", error_payload(error))))
+        elif flight.intent_written:
+            # The effect may have happened: this kernel must not say it didn't. A restart settles the intent.
+            log.warning("%s: %s after its intent", flight.audit_id, error.message)
+        return Answer(step=0, failure=error)
+
+    async def _broken(self, flight: Flight) -> Answer:
+        """Answer for a bug."""
+        text = f"a bug in Ringfence stopped {flight.row.action}; the kernel's log has the details under `{flight.audit_id}`"
+        if flight.effect_started and flight.row.recovery is not Recovery.REPEAT:
+            return await self._outcomes.fail(flight, OutcomeUnknown(text))
+        return await self._outcomes.fail(flight, Internal(text))
 
     async def _run(self, flight: Flight) -> Answer:
         row, thread = flight.row, flight.thread
@@ -239,11 +289,13 @@ class Dispatcher:
         flight.questions = list(flight.plan.questions)
         if flight.plan.effect is not None:
             flight.effect = flight.plan.effect
-        await self._decide(flight)
+        await self._admission.decide(flight)
         wait = thread.budgets.rate_wait(row.action, flight.deadline_s)
         if wait > 0:
-            await asyncio.sleep(wait)
-        self._reserve(flight)
+            await self._admission.wait(flight, wait)
+        self._admission.reserve(flight)
+        if flight.owes_uses:
+            await flight.use_grants()
         if row.recovery is Recovery.ATOMIC:
             return await self._run_atomic(flight)
         if row.intent:
@@ -265,41 +317,6 @@ class Dispatcher:
             await flight.failpoint("after_outcome")
         return Answer(step=flight.step, result=result)
 
-    # -- decide and admit -----------------------------------------------------------------------------------------
-
-    async def _decide(self, flight: Flight) -> None:
-        rights = await flight.thread.current_rights()
-        judgement = rights.judge(flight.plan.questions, flight.effect.name)
-        flight.judgement, flight.epoch = judgement, rights.epoch
-        if judgement.verdict is not Verdict.ALLOW:
-            raise flight.denial(judgement)
-        for grant in rights.limited.intersection(judgement.grants) if rights.limited else ():
-            if await self._core.store.use_grant(grant) == NO_USES_LEFT:
-                await flight.thread.refresh(None)
-                await self._decide(flight)
-                return
-
-    async def _decide_again(self, flight: Flight, moved: EpochMoved) -> None:
-        """The epoch moved between decision and commit: the call is judged under the policy in force."""
-        rights = await flight.thread.refresh(moved.epoch)
-        judgement = rights.judge(tuple(flight.questions), flight.effect.name)
-        if judgement.verdict is not Verdict.ALLOW:
-            revoked = flight.revoked(judgement)
-            flight.judgement = judgement
-            raise revoked
-        flight.judgement, flight.epoch = judgement, rights.epoch
-
-    @staticmethod
-    def _reserve(flight: Flight) -> None:
-        budgets = flight.thread.budgets
-        budgets.reserve("calls")
-        if flight.effect is Effect.DESTROY:
-            try:
-                budgets.reserve("destructive")
-            except SyscallError:
-                budgets.release("calls")
-                raise
-
     # -- the commits ----------------------------------------------------------------------------------------------
 
     async def _write_intent(self, flight: Flight) -> None:
@@ -314,7 +331,7 @@ class Dispatcher:
             try:
                 await self._core.append(Entry(row=row, epoch=flight.epoch))
             except EpochMoved as moved:
-                await self._decide_again(flight, moved)
+                await self._admission.decide_again(flight, moved)
             except JournalUnavailable as error:
                 # The intent may still turn out to be written: say that nothing came of it, when the database is back.
                 self._later(self._core.append_outcome(flight.outcome_row("refused", error_payload(error))))
@@ -336,7 +353,7 @@ class Dispatcher:
             try:
                 await self._core.append(Entry(row=row, epoch=flight.epoch))
             except EpochMoved as moved:
-                await self._decide_again(flight, moved)
+                await self._admission.decide_again(flight, moved)
             else:
                 self._outcomes.remember(flight, row)
                 return
@@ -366,7 +383,7 @@ class Dispatcher:
             try:
                 await self._core.append(Entry(row=outcome, epoch=flight.epoch, atomic=change, finish=finish))
             except EpochMoved as moved:
-                await self._decide_again(flight, moved)
+                await self._admission.decide_again(flight, moved)
             except StateConflict as conflict:
                 raise conflict_error(conflict) from conflict
             else:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from ringfence.kernel.journal.types import Entry, Phase, Row, StoredRow
+from ringfence.kernel.journal.types import Entry, EpochMoved, Phase, Row, StoredRow
 from ringfence.policy.types import Verdict
 from ringfence.syscalls.base import Effect, Plan, Question
 from ringfence.syscalls.errors import Denied, Fenced, Revoked, SyscallError
@@ -16,9 +16,12 @@ from ringfence.syscalls.errors import Denied, Fenced, Revoked, SyscallError
 if TYPE_CHECKING:
     from ringfence.kernel.core import Core
     from ringfence.kernel.environment import AgentEnvironment
-    from ringfence.kernel.rights import Judgement
+    from ringfence.kernel.rights import Judgement, Rights
     from ringfence.kernel.thread import Thread
     from ringfence.syscalls.table import Row as TableRow
+
+NO_USES_LEFT = -1
+"""What the store answers for a grant that gives no right any more."""
 
 _NO_PLAN = Plan(resource="", questions=())
 
@@ -50,11 +53,15 @@ class Flight:
         "point",
         "progress",
         "questions",
+        "rerun",
+        "reserved",
+        "rights",
         "row",
         "started_us",
         "step",
         "task",
         "thread",
+        "used",
     )
 
     def __init__(
@@ -88,6 +95,10 @@ class Flight:
         self.epoch: int = -1
         self.judgement: Judgement | None = None
         self.questions: list[Question] = []
+        self.rights: Rights | None = None
+        self.used: frozenset[str] = frozenset()
+        self.reserved: tuple[str, ...] = ()
+        self.rerun = False
         self.extra_rules: list[str] = []
         self.extra_grants: list[str] = []
         self.point: dict[str, Any] | None = None
@@ -116,7 +127,7 @@ class Flight:
         """Ask policy about more than the plan knew, in order; records the rules."""
         verdicts: list[Verdict] = []
         for question in questions:
-            judgement = self.thread.rights.judge((question,), self.effect.name)
+            judgement = self.thread.rights.judge((question,), self.effect.name, self.used)
             self.questions.append(question)
             self.extra_rules.extend(r for r in judgement.decision.rules if r not in self.extra_rules)
             self.extra_grants.extend(g for g in judgement.grants if g not in self.extra_grants)
@@ -127,15 +138,21 @@ class Flight:
         """Judge, and raise `Denied` naming the first refusal."""
         for question, verdict in zip(questions, await self.judge(questions), strict=True):
             if verdict is not Verdict.ALLOW:
-                judgement = self.thread.rights.judge((question,), self.effect.name)
+                judgement = self.thread.rights.judge((question,), self.effect.name, self.used)
                 raise self.denial(judgement)
 
     async def record(self, progress: bytes) -> None:
         """Make progress durable in the journal before an effect counts."""
-        row = self.journal_row(Phase.PROGRESS)
-        row.body = progress
-        await self._core.append(Entry(row=row, epoch=self.epoch))
-        self.progress = progress
+        while True:
+            row = self.journal_row(Phase.PROGRESS)
+            row.body = progress
+            try:
+                await self._core.append(Entry(row=row, epoch=self.epoch))
+            except EpochMoved as moved:
+                await self.look_again(await self.thread.refresh(moved.epoch))
+            else:
+                self.progress = progress
+                return
 
     def add_point(self, covers: Sequence[str], kind: str, size_bytes: int) -> None:
         """Declare that a verified rollback point named after this step is durable."""
@@ -151,7 +168,7 @@ class Flight:
         """Raise the effect found while running; checks the `destructive` budget."""
         if effect.value > self.effect.value:
             if effect is Effect.DESTROY:
-                self.thread.budgets.reserve("destructive")
+                self.reserve("destructive")
             self.effect = effect
 
     async def failpoint(self, name: str) -> None:
@@ -168,13 +185,81 @@ class Flight:
         if self.fate is not None:
             raise self.fate
         rights = await self.thread.current_rights()
-        if rights.epoch != self.epoch:
-            judgement = rights.judge(tuple(self.questions), self.effect.name)
-            if judgement.verdict is not Verdict.ALLOW:
-                raise self.revoked(judgement)
-            self.epoch = rights.epoch
+        while rights is not self.rights or self.owes_uses:
+            await self.look_again(rights)
+            rights = await self.thread.current_rights()
+        if lapsed and self._core.lease.expired:
+            raise Fenced(f"the lease over `{self.thread.id}` ran out again; nothing was done")
         # INVARIANT: nothing between here and the effect may suspend, or a revocation could slip in between.
         self.effect_started = True
+
+    # -- rights and totals ----------------------------------------------------------------------------------------
+
+    def decided(self, rights: Rights, judgement: Judgement) -> None:
+        """Take over a decision."""
+        self.rights, self.judgement, self.epoch = rights, judgement, rights.epoch
+
+    async def look_again(self, rights: Rights) -> None:
+        """Put everything this call asked so far to other rights than it was decided under.
+
+        Raises:
+            Revoked: they don't allow it.
+        """
+        judgement = rights.judge(tuple(self.questions), self.effect.name, self.used)
+        if judgement.verdict is not Verdict.ALLOW:
+            revoked = self.revoked(judgement)
+            self.judgement = judgement
+            raise revoked
+        self.decided(rights, judgement)
+        if self.owes_uses:
+            await self.use_grants()
+
+    def _owed(self) -> list[str]:
+        if self.rights is None or self.judgement is None:
+            return []
+        limited = self.rights.limited
+        return [
+            g for g in (*self.judgement.grants, *self.extra_grants) if g in limited and g not in self.used
+        ]
+
+    @property
+    def owes_uses(self) -> bool:
+        """Whether the call rests on a limited grant that it has not used up yet."""
+        return self.rights is not None and bool(self.rights.limited) and bool(self._owed())
+
+    async def use_grants(self) -> None:
+        """Use up the limited grants that the call rests on, each once.
+
+        Raises:
+            Denied: another call took the last use, and nothing else allows it.
+        """
+        for grant in self._owed():
+            if await self._core.store.use_grant(grant) != NO_USES_LEFT:
+                self.used |= {grant}
+                continue
+            rights = await self.thread.refresh(None)
+            judgement = rights.judge(tuple(self.questions), self.effect.name, self.used)
+            self.decided(rights, judgement)
+            if judgement.verdict is not Verdict.ALLOW:
+                raise self.denial(judgement)
+            await self.use_grants()
+            return
+
+    def reserve(self, name: str) -> None:
+        """Reserve one of a total for this call, once.
+
+        Raises:
+            BudgetExhausted: it is spent.
+        """
+        if name not in self.reserved:
+            self.thread.budgets.reserve(name)
+            self.reserved = (*self.reserved, name)
+
+    def give_back(self) -> None:
+        """Give back what was reserved: the call did not run."""
+        for name in self.reserved:
+            self.thread.budgets.release(name)
+        self.reserved = ()
 
     # -- errors ---------------------------------------------------------------------------------------------------
 

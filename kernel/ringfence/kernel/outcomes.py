@@ -12,7 +12,7 @@ from ringfence.kernel.config import INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
 from ringfence.kernel.journal.blobs import BlobError
-from ringfence.kernel.journal.types import Entry, Row, StateConflict, StoredRow
+from ringfence.kernel.journal.types import Entry, JournalError, Row, StateConflict, StoredRow
 from ringfence.kernel.settled import Answer, answer_from, effect_identity, error_payload, refusal_row
 from ringfence.kernel.thread import Thread
 from ringfence.syscalls.base import Recovery
@@ -22,6 +22,10 @@ log = logging.getLogger(__name__)
 
 UNRECORDED = (JournalUnavailable, Fenced)
 """Failures that leave no row: the agent may make the same step again."""
+
+
+KEPT_STATES = frozenset({"paused", "parked", "killed", "unknown"})
+"""States that a call of the agent does not change."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +66,15 @@ class Outcomes:
     async def fail(self, flight: Flight, error: SyscallError) -> Answer:
         """Record a refusal or failure, then answer with it."""
         flight.ending = True
+        if flight.rerun and not flight.effect_started and error.outcome != "unknown":
+            # INVARIANT: nobody says that it was not done on the word of what refuses to do it again.
+            error = OutcomeUnknown(
+                f"this {flight.row.action} may have been sent before a crash, and can't be made again: {error.message}; "
+                f"settle it: ringfence resolve {flight.thread.id} {flight.step} --as done|not-done"
+            )
         error.metadata.setdefault("audit_id", flight.audit_id)
+        if error.outcome in ("denied", "refused"):
+            flight.give_back()
         if error.outcome != "unknown":
             # It did not happen, so the next try is the same occurrence and carries the same key.
             flight.thread.consumed_effects.discard(flight.effect_id)
@@ -76,16 +88,26 @@ class Outcomes:
                 await self._core.append(Entry(row=row))
         except UNRECORDED as unrecorded:
             return Answer(step=0, failure=unrecorded)
-        if flight.generation != flight.thread.generation or error.outcome == "unknown":
-            flight.thread.replay.add(flight.stored(row))
+        self._keep(flight, row)
         if error.outcome == "unknown":
-            flight.thread.state = "unknown"
-            flight.thread.waiting_for = f"the outcome of step {flight.step}"
-            await self._core.store.set_agent(
-                flight.thread.key, state="unknown", waiting_for=flight.thread.waiting_for
-            )
-            await flight.thread.announce()
+            await self.show_unknown(flight.thread)
         return Answer(step=flight.step, failure=error)
+
+    async def show_unknown(self, thread: Thread) -> None:
+        """Show that an agent needs a person to settle an outcome; one that an operator froze or ended stays so."""
+        waits = thread.replay.waits()
+        if not waits or thread.state in KEPT_STATES:
+            return
+        thread.state, thread.waiting_for = "unknown", f"the outcome of step {waits[0]}"
+        await thread.announce()
+        try:
+            async with thread.storing:
+                await self._core.store.set_agent(
+                    thread.key, state=thread.state, waiting_for=thread.waiting_for
+                )
+        except JournalError as error:
+            # The outcome itself is recorded, so the next start comes back to here.
+            log.warning("%s is unknown, which can't be stored now: %s", thread.id, error)
 
     async def refuse(self, thread: Thread, request: Request, error: SyscallError) -> Answer:
         """Record a request that names no row or can't be read: it is evidence too."""
@@ -146,10 +168,15 @@ class Outcomes:
         thread = flight.thread
         if flight.point is not None and flight.point["kind"] == "workspace":
             thread.environment.touched(q.resource for q in flight.questions if isinstance(q.resource, str))
-        if flight.generation != thread.generation:
-            thread.replay.add(flight.stored(row))
+        Outcomes._keep(flight, row)
         if row.effect_id:
             thread.effects[row.effect_id] = flight.stored(row)
+
+    @staticmethod
+    def _keep(flight: Flight, row: Row) -> None:
+        thread = flight.thread
+        if flight.generation != thread.generation or thread.arrived is not None or row.outcome == "unknown":
+            thread.recorded(flight.stored(row), flight.generation)
 
 
 def conflict_error(conflict: StateConflict) -> Conflict:

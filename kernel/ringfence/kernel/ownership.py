@@ -17,9 +17,9 @@ from ringfence.kernel.environment import (
     interpreter_directories,
     interpreter_environment,
 )
-from ringfence.kernel.journal.types import AgentKey, AgentRecord, Damaged
+from ringfence.kernel.journal.types import AgentKey, AgentRecord, Damaged, StoredRow
 from ringfence.kernel.recovery import settle_unfinished
-from ringfence.kernel.replay import Lineage, Replay
+from ringfence.kernel.replay import Effects, Lineage, Replay
 from ringfence.kernel.resources import Resources
 from ringfence.kernel.rights import Rights
 from ringfence.kernel.thread import Thread
@@ -30,8 +30,6 @@ from ringfence.sandbox.types import Limits, Sandbox
 from ringfence.sandbox.workspace import Workspace
 
 log = logging.getLogger(__name__)
-
-_CONSUMED = frozenset({"ok", "unknown"})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,10 +93,24 @@ class Ownership:
         return thread
 
     async def load_replay(self, thread: Thread) -> None:
-        """Read again what the lineage of the thread's branch has recorded."""
-        store = self.core.store
-        replay = Replay(unfinished=thread.replay.unfinished)
-        parts = thread.lineage.parts
+        """Read again what the lineage of the thread's branch has recorded.
+
+        Calls may run and end meanwhile. What the thread knew stays in force until all is read.
+        """
+        async with thread.loading:
+            thread.loaded = False
+            thread.arrived = []
+            try:
+                await self._read_past(thread, thread.arrived)
+                thread.loaded = True
+            finally:
+                thread.arrived = None
+
+    async def _read_past(self, thread: Thread, arrived: list[StoredRow]) -> None:
+        store, lineage = self.core.store, thread.lineage
+        kept = thread.replay.unfinished.items()
+        replay = Replay(unfinished={p: u for p, u in kept if lineage.holds(u.intent.branch, u.intent.step)})
+        parts = lineage.parts
         thread.unreadable = ""
         try:
             replay.checkpoint = await store.latest_checkpoint(thread.key, parts)
@@ -109,24 +121,28 @@ class Ownership:
         after = 0 if replay.checkpoint is None else replay.checkpoint.step
         async for row in store.lineage_outcomes(thread.key, parts, after):
             replay.add(row)
-        thread.effects.clear()
-        thread.consumed_effects.clear()
+        effects = Effects()
         async for row in store.effect_outcomes(thread.key):
-            if row.outcome not in _CONSUMED:
-                thread.effects.pop(row.effect_id, None)
-                thread.consumed_effects.discard(row.effect_id)
-                continue
-            thread.effects[row.effect_id] = row
-            if thread.lineage.holds(row.branch, row.step):
-                thread.consumed_effects.add(row.effect_id)
-        thread.purged = frozenset(await store.purged_grants(thread.key))
+            effects.add(row)
+        purged = frozenset(await store.purged_grants(thread.key))
+        # INVARIANT: from here to the end nothing suspends, so no call ends between what was read and what is taken over.
+        for row in arrived:
+            effects.add(row)
+            if lineage.holds(row.branch, row.step):
+                replay.add(row)
+        # Calls that have no outcome yet hold their ids too: those in flight, and those that a dead kernel left.
+        consumed = effects.consumed(lineage)
+        consumed.update(f.effect_id for f in thread.flights.values() if f.effect_id)
+        consumed.update(u.intent.effect_id for u in replay.unfinished.values() if u.intent.effect_id)
+        thread.effects, thread.consumed_effects = effects.known(), consumed
+        thread.purged = purged
         thread.replay = replay
 
     async def switch_branch(self, thread: Thread, branch: int) -> None:
         """Continue on another branch."""
         thread.lineage = Lineage.of(branch, await self.core.store.branches(thread.key))
         thread.branch = branch
-        thread.replay.unfinished.clear()
+        thread.loaded = False
         await self.load_replay(thread)
 
     # -- parts ----------------------------------------------------------------------------------------------------
@@ -134,7 +150,7 @@ class Ownership:
     async def _rights(self, record: AgentRecord, manifest: Manifest) -> Rights:
         fresh = await self.core.store.agent_by_key(record.key)
         epoch = record.epoch if fresh is None else fresh.epoch
-        grants = await self.core.store.grants(record.key)
+        grants = await self.core.store.grants(record.key, active=False)
         return Rights(
             agent=record.id, manifest=manifest, kernel_file=self.resources.file, grants=grants, epoch=epoch
         )

@@ -15,6 +15,9 @@ NO_CUT = (1 << 62) - 1
 RETRIED = frozenset({"denied", "refused", "cancelled", "error"})
 """Outcomes that are decided afresh when no later step of their lane exists."""
 
+HAPPENED = frozenset({"ok", "unknown"})
+"""Outcomes of calls that took effect, or may have."""
+
 OPERATOR_LANE = "op"
 """Lane of operator work such as a rollback; no program ever asks for it."""
 
@@ -54,6 +57,41 @@ class Unfinished:
 
 
 @dataclass(slots=True)
+class Effects:
+    """Calls that left the system, over all branches."""
+
+    _tries: dict[str, dict[int, StoredRow]] = field(default_factory=dict[str, dict[int, StoredRow]])
+
+    def add(self, row: StoredRow) -> None:
+        """Take one outcome, in the order they were recorded. What did not happen frees its id again."""
+        if not row.effect_id:
+            return
+        tries = self._tries.setdefault(row.effect_id, {})
+        if row.outcome in HAPPENED:
+            tries[row.step] = row
+            return
+        # INVARIANT: only a later word on the same step takes it back: a try that was refused may be recorded after
+        # the one that was made in its place.
+        taken_back = tries.pop(row.step, None)
+        if taken_back is not None and taken_back.outcome == "unknown":
+            # Somebody looked: that holds for the effect, however often it was recognised.
+            for step in [s for s, other in tries.items() if other.outcome == "unknown"]:
+                del tries[step]
+
+    def known(self) -> dict[str, StoredRow]:
+        """The newest outcome of every effect that happened, or may have."""
+        return {effect: tries[max(tries)] for effect, tries in self._tries.items() if tries}
+
+    def consumed(self, lineage: Lineage) -> set[str]:
+        """Ids that are used up on a lineage."""
+        return {
+            effect
+            for effect, tries in self._tries.items()
+            if any(lineage.holds(row.branch, row.step) for row in tries.values())
+        }
+
+
+@dataclass(slots=True)
 class Replay:
     """Recorded outcomes that a program may ask for again."""
 
@@ -63,12 +101,15 @@ class Replay:
     checkpoint: CheckpointRecord | None = None
 
     def add(self, row: StoredRow) -> None:
-        """Take one outcome; of several for one place the newest counts."""
+        """Take one outcome; of several for one place the newest counts.
+
+        Newest by step first: what is said late about an earlier try of a place does not speak for the later one.
+        """
         if row.phase is not Phase.OUTCOME or row.lane == OPERATOR_LANE:
             return
         place = (row.lane, row.lane_step)
         held = self.outcomes.get(place)
-        if held is None or held.pos <= row.pos:
+        if held is None or (held.step, held.pos) <= (row.step, row.pos):
             self.outcomes[place] = row
         if row.lane_step >= self.last.get(row.lane, -1):
             self.last[row.lane] = row.lane_step
@@ -81,6 +122,10 @@ class Replay:
         if row.outcome in RETRIED and self.last.get(lane) == lane_step:
             return None
         return row
+
+    def waits(self) -> list[int]:
+        """Steps whose outcome an operator has to settle, in order."""
+        return sorted(row.step for row in self.outcomes.values() if row.outcome == "unknown")
 
     @property
     def first_step(self) -> int:

@@ -36,8 +36,13 @@ async def apply_epoch(core: Core, thread: Thread, epoch: int) -> list[dict[str, 
 
 
 async def _apply(core: Core, thread: Thread, epoch: int) -> list[dict[str, Any]]:
-    report = await settle_affected(thread, await thread.refresh(epoch))
-    await core.store.ack_epoch(thread.key, epoch, {"affected": report})
+    try:
+        report = await settle_affected(thread, await thread.refresh(epoch))
+        await core.store.ack_epoch(thread.key, epoch, {"affected": report})
+    except BaseException:
+        # Asked again, it is done again.
+        thread.epoch_work.pop(epoch, None)
+        raise
     return report
 
 
@@ -47,10 +52,11 @@ async def settle_affected(thread: Thread, rights: Rights) -> list[dict[str, Any]
     for flight in list(thread.flights.values()):
         if flight.judgement is None or not flight.questions:
             continue
-        judgement = rights.judge(tuple(flight.questions), flight.effect.name)
+        judgement = rights.judge(tuple(flight.questions), flight.effect.name, flight.used)
         if judgement.verdict is not Verdict.ALLOW:
             affected.append((flight, flight.revoked(judgement)))
-    return [await _settle(flight, error) for flight, error in affected]
+    # All at once: none of them runs on while another one is waited for.
+    return list(await asyncio.gather(*(_settle(flight, error) for flight, error in affected)))
 
 
 async def _settle(flight: Flight, error: SyscallError) -> dict[str, Any]:

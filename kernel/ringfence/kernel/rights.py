@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import time
 from collections.abc import Sequence
@@ -45,10 +46,14 @@ class Rights:
     ) -> None:
         self.agent = agent
         self.epoch: int = epoch
+        now = datetime.now(UTC)
+        alive = [g for g in grants if g.revoked_at is None and (g.expires_at is None or g.expires_at > now)]
+        self._manifest, self._kernel_file = manifest, kernel_file
+        self._spent = {g.id: g for g in alive if g.uses_left == 0}
+        grants = [g for g in alive if g.uses_left != 0]
         self.grants = {g.id: g for g in grants}
         self.limited = frozenset(g.id for g in grants if g.uses_left is not None)
-        ends = [g.expires_at for g in grants if g.expires_at is not None]
-        now = datetime.now(UTC)
+        ends = [g.expires_at for g in alive if g.expires_at is not None]
         self._stale_at = time.monotonic() + (min(ends) - now).total_seconds() if ends else None
         pairs = [
             (
@@ -58,7 +63,6 @@ class Rights:
                 ),
             )
             for g in grants
-            if g.expires_at is None or g.expires_at > now
         ]
         denies = [rule for rule in effective_rules(manifest, kernel_file) if rule.verdict == Verdict.DENY]
         self.policy = AgentPolicy(agent, pairs, denies, kernel_file.ceilings.rules)
@@ -67,6 +71,7 @@ class Rights:
         )
         self.version = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._judgements: dict[tuple[Question, ...], Judgement] = {}
+        self._having: dict[frozenset[str], Rights] = {}
 
     @property
     def expired(self) -> bool:
@@ -79,8 +84,18 @@ class Rights:
             Request(principal=self.agent, action=question.action, resource=question.resource, effect=effect)
         )
 
-    def judge(self, questions: tuple[Question, ...], effect: str) -> Judgement:
-        """Decide all questions: deny beats ask beats allow."""
+    def judge(
+        self, questions: tuple[Question, ...], effect: str, used: frozenset[str] = frozenset()
+    ) -> Judgement:
+        """Decide all questions: deny beats ask beats allow.
+
+        Args:
+            questions: what to decide.
+            effect: of the call.
+            used: limited grants that the call has used up already; its own use counts though it was the last one.
+        """
+        if used and not used.isdisjoint(self._spent):
+            return self._with(used.intersection(self._spent)).judge(questions, effect)
         cached = self._judgements.get(questions)
         if cached is not None:
             return cached
@@ -108,6 +123,21 @@ class Rights:
             self._judgements.clear()
         self._judgements[questions] = judgement
         return judgement
+
+    def _with(self, spent: frozenset[str]) -> Rights:
+        """These rights and some grants that have no use left."""
+        found = self._having.get(spent)
+        if found is None:
+            kept = [dataclasses.replace(self._spent[grant], uses_left=None) for grant in sorted(spent)]
+            found = Rights(
+                agent=self.agent,
+                manifest=self._manifest,
+                kernel_file=self._kernel_file,
+                grants=[*self.grants.values(), *kept],
+                epoch=self.epoch,
+            )
+            self._having[spent] = found
+        return found
 
 
 def effective_rules(manifest: Manifest, kernel_file: KernelFile) -> tuple[Rule, ...]:

@@ -73,6 +73,11 @@ async def answer_from(row: StoredRow, blobs: Blobs, purged: frozenset[str]) -> A
     return Answer(step=row.step, result=bytes(body.result), replayed=True)
 
 
+def used_grants(intent: StoredRow) -> frozenset[str]:
+    """Grants that a call rested on when its intent was written; the uses of limited ones are used up."""
+    return frozenset(_decode(intent.body).grants)
+
+
 def error_payload(error: SyscallError) -> bytes:
     """The `"error":…,` part of a body."""
     document = {"reason": error.reason, "message": error.message, "metadata": error.metadata}

@@ -58,13 +58,18 @@ class Thread:
         self.error = record.error
         self.restarts = record.restarts
         self.steps = 0
+        self.rate_waits = 0
         self.program: Program | None = None
         self.frozen = False
         self.generation = 0
         self.operation = asyncio.Lock()
+        self.loading = asyncio.Lock()
         self.resolved = asyncio.Condition()
         self.changed = asyncio.Condition()
+        self.storing = asyncio.Lock()
         self.fenced = False
+        self.arrived: list[StoredRow] | None = None  # outcomes recorded while the past is being read
+        self.loaded = False  # whether `replay` is that of the present branch
         self.unreadable = ""  # why the checkpoint to go on from can't be read; empty: it can
         self.purged: frozenset[str] = frozenset()
         self.epoch_work: dict[int, asyncio.Task[list[dict[str, Any]]]] = {}
@@ -95,6 +100,11 @@ class Thread:
         self.steps += 1
         return step
 
+    def next_of(self, lane: str) -> int:
+        """The step that a lane of the present start comes to next."""
+        start = self.replay.first_step if lane == "0" else 0
+        return self.lanes.get(lane, start)
+
     @property
     def last_step(self) -> int:
         """The newest step that was given out; 0 before the first."""
@@ -115,6 +125,16 @@ class Thread:
                 self.rights = await self._reload(self)
                 await self.environment.rights_changed(self.rights)
             return self.rights
+
+    def recorded(self, row: StoredRow, generation: int) -> None:
+        """Take the outcome of a call that ran in `generation`.
+
+        A later start, or a read of the past that is under way, has to find it: the program asks for it again.
+        """
+        if generation != self.generation or row.outcome == "unknown":
+            self.replay.add(row)
+        if self.arrived is not None:
+            self.arrived.append(row)
 
     async def announce(self) -> None:
         """Wake those who wait for a change of this agent's state."""

@@ -26,7 +26,7 @@ select chain, pos, phase, step, branch, lane, lane_step, action, resource, effec
 from journal
 where chain = %(chain)s and phase = 1 and lane = %(lane)s and lane_step = %(lane_step)s
     and pos > (select max(pos) - %(reach)s from journal where chain = %(chain)s)
-order by pos desc limit 1
+order by step desc, pos desc limit 1
 
 -- name: take
 -- An agent that ended is nobody's to run; whoever is asked about it may hold its chain unless its owner still lives.

@@ -1,0 +1,78 @@
+"""Whether a call may run, under which rights, and what it takes for that: a turn of its rates, totals, uses of grants.
+
+INVARIANT: a call uses up a limited grant once, however often it is decided again; what was not run gives its totals back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ringfence.kernel.core import Core
+from ringfence.kernel.flight import Flight
+from ringfence.kernel.journal.types import EpochMoved
+from ringfence.kernel.replay import Unfinished
+from ringfence.kernel.settled import used_grants
+from ringfence.policy.types import Verdict
+from ringfence.syscalls.base import Effect, Recovery
+
+WITH_DESTRUCTION = ("calls", "destructive")
+WITHOUT = ("calls",)
+
+
+class Admission:
+    """Decides and admits calls."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def decide(self, flight: Flight) -> None:
+        """Put what the plan asks to policy.
+
+        Raises:
+            Denied: a rule denies it, asks, or nothing allows it.
+        """
+        rights = await flight.thread.current_rights()
+        judgement = rights.judge(flight.plan.questions, flight.effect.name, flight.used)
+        flight.decided(rights, judgement)
+        if judgement.verdict is not Verdict.ALLOW:
+            raise flight.denial(judgement)
+
+    async def decide_again(self, flight: Flight, moved: EpochMoved) -> None:
+        """The epoch moved between decision and commit: the call is judged under the policy in force.
+
+        Raises:
+            Revoked: it does not allow it any more.
+        """
+        await flight.look_again(await flight.thread.refresh(moved.epoch))
+
+    @staticmethod
+    def reserve(flight: Flight) -> None:
+        """Reserve from the totals; `flight.give_back` undoes it."""
+        for name in WITH_DESTRUCTION if flight.effect is Effect.DESTROY else WITHOUT:
+            flight.reserve(name)
+
+    @staticmethod
+    async def wait(flight: Flight, seconds: float) -> None:
+        """Wait for a rate; the agent is `waiting` meanwhile, unless somebody says something else about it."""
+        thread = flight.thread
+        thread.rate_waits += 1
+        if thread.state == "running":
+            thread.state = "waiting"
+            thread.waiting_for = f"rate {thread.budgets.slowest(flight.row.action)}"
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            thread.rate_waits -= 1
+            if not thread.rate_waits and thread.state == "waiting":
+                thread.state, thread.waiting_for = "running", ""
+
+    @staticmethod
+    def resume(flight: Flight, unfinished: Unfinished) -> None:
+        """Go on under the intent of a dead kernel: what it had taken for the call is not taken again."""
+        intent = unfinished.intent
+        flight.progress = unfinished.progress
+        flight.effect_id = intent.effect_id
+        flight.used = used_grants(intent)
+        destroys = intent.effect == Effect.DESTROY.name
+        flight.reserved = WITH_DESTRUCTION if destroys else WITHOUT
+        flight.rerun = flight.row.recovery is Recovery.KEYED and not destroys

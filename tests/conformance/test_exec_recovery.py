@@ -12,7 +12,7 @@ from ringfence.syscalls import errors
 from ringfence.syscalls.base import Rerun
 
 sys.path.insert(0, str(Path(__file__).parent))
-from exec_call import Environment, RecordedCall, left_over, recover, run, tree
+from exec_call import Environment, RecordedCall, left_over, recover, run, tree, with_rules
 
 COMMAND = ["sh", "-c", "echo out; echo new > a; rm -rf data; mkdir made; echo m > made/m; ln -s a soft"]
 
@@ -111,3 +111,12 @@ async def test_a_lost_layer_is_reported(exec_place: Path) -> None:
     discard(env.scratch_root / "p1")
     with pytest.raises(errors.OutcomeUnknown, match="lost"):
         await recover(RecordedCall(env), *COMMAND)
+
+
+async def test_what_had_not_begun_needs_its_permission_still(exec_place: Path) -> None:
+    crash_at(exec_place, "before_apply")
+    before = tree(Environment(exec_place).workspace.root)
+    env = with_rules(exec_place, 'fs.delete: "/workspace/data/**"')
+    assert await recover(RecordedCall(env), *COMMAND) is Rerun.RERUN
+    assert tree(env.workspace.root) == before
+    assert left_over(env) == []

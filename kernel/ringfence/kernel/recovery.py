@@ -16,7 +16,7 @@ from ringfence.kernel.config import DEADLINE_MS_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
 from ringfence.kernel.replay import OPERATOR_LANE, Unfinished
-from ringfence.kernel.settled import error_payload
+from ringfence.kernel.settled import error_payload, used_grants
 from ringfence.kernel.thread import Thread
 from ringfence.syscalls.base import Effect, Plan, Recovery, Rerun
 from ringfence.syscalls.codec import decode_arguments, encode_result
@@ -52,6 +52,9 @@ async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
         body = _decode(intent.body)
         place = (intent.lane, intent.lane_step)
         thread.replay.unfinished[place] = Unfinished(intent=intent, progress=progress)
+        if intent.effect_id:
+            # It holds its id whatever becomes of it: another call like it is another occurrence.
+            thread.consumed_effects.add(intent.effect_id)
         if row is None:
             log.error(
                 "%s step %d: this release has no syscall `%s` to settle it with",
@@ -76,6 +79,7 @@ async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
         )
         flight.intent_written = True
         flight.effect_id = intent.effect_id
+        flight.used = used_grants(intent)
         flight.progress = progress
         flight.effect = Effect[intent.effect]
         flight.started_us = intent.started_us
@@ -107,10 +111,12 @@ async def _recover_by_body(core: Core, flight: Flight) -> bool:
         # The call itself may have removed what its plan looks at; the recorded point knows the paths.
         log.debug("%s can't be planned again", flight.audit_id)
     flight.questions = list(flight.plan.questions)
-    flight.judgement = (
-        thread.rights.judge(tuple(flight.questions), flight.effect.name) if flight.questions else None
-    )
     flight.epoch = thread.rights.epoch
+    if flight.questions:
+        # INVARIANT: not `decided`: what has not begun is put to the rights of now before it begins, by `check_live`.
+        flight.judgement = thread.rights.judge(tuple(flight.questions), flight.effect.name, flight.used)
+    else:
+        flight.rights = thread.rights
     try:
         settled = await flight.row.body.recover(flight, flight.arguments)
     except SyscallError as error:

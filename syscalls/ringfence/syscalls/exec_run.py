@@ -135,7 +135,8 @@ async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
     """Say what became of a command that a crash cut off.
 
     Nothing recorded: nothing was applied, so it is run again. Recorded: its changes are applied to the end. Recorded, but
-    neither applied nor there any more: the attempt was refused before its outcome could be kept, so it is run again.
+    neither applied nor there any more: the attempt was refused before its outcome could be kept, so it is run again. So is one
+    that had applied nothing when its permission was taken away: it is decided afresh.
 
     Raises:
         OutcomeUnknown: a path is neither as it was nor as the command left it, or the changes are lost.
@@ -159,10 +160,10 @@ async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
                     f"what step {call.step} was about to apply is lost; look at its paths and settle it with "
                     "`ringfence resolve`"
                 )
-            if untouched:
-                # What was under way goes to its end; what had not begun needs its permission still.
-                await call.check_live()
             changes = ChangeSet.from_json(manifest.extra["changes"])
+            if untouched and not await _still_allowed(call, changes):
+                await fs_common.in_thread(lambda: overlay.discard(scratch), effect=True)
+                return Rerun.RERUN
             try:
                 await fs_common.in_thread(lambda: _apply_all(call.env, upper, changes), effect=True)
             except ChangesError as error:
@@ -170,6 +171,21 @@ async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
         call.add_point(_covers(manifest), "workspace", manifest.size_bytes)
         await fs_common.in_thread(lambda: overlay.discard(scratch), effect=True)
     return record.result
+
+
+async def _still_allowed(call: Call, changes: ChangeSet) -> bool:
+    """Whether changes of which nothing is applied may still be. What was under way goes to its end without asking."""
+    try:
+        await fs_common.require_all(call, _questions(changes))
+        await call.check_live()
+    except (errors.Denied, errors.Revoked):
+        return False
+    return True
+
+
+def _questions(changes: ChangeSet) -> list[Question]:
+    questions = [Question(action="fs.write", resource=path) for path in changes.written]
+    return questions + [Question(action="fs.delete", resource=path) for path in changes.removed]
 
 
 def _scratch(call: Call) -> Path:
@@ -253,9 +269,7 @@ async def _judged(call: Call, upper: Path) -> ChangeSet:
     changes = await fs_common.in_thread(read)
     for change in changes.changes:
         _refuse_special(change)
-    questions = [Question(action="fs.write", resource=path) for path in changes.written]
-    questions += [Question(action="fs.delete", resource=path) for path in changes.removed]
-    await fs_common.require_all(call, questions)
+    await fs_common.require_all(call, _questions(changes))
     if changes.removed:
         call.raise_effect(Effect.DESTROY)
     return changes

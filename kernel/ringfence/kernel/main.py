@@ -322,11 +322,12 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
         core.stopping = True
         await door.close()
         await _drain(core, drain[0])
+        # Before the programs are ended: it starts some.
+        await takeover.close()
         await kernel.processes.stop_all()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await takeover.close()
         with contextlib.suppress(JournalError):
             await kernel.anchor.sign_heads(core.journal, core.store)
         await core.journal.stop()

@@ -39,6 +39,7 @@ class _Running:
     watcher: asyncio.Task[None] | None = None
     alive: asyncio.Event = field(default_factory=asyncio.Event)
     ending: bool = False
+    generation: int = 0
 
 
 class Processes:
@@ -60,9 +61,15 @@ class Processes:
     ) -> None:
         """Change an agent's state in memory and in the database."""
         thread.state, thread.waiting_for, thread.error = state, waiting_for, error
-        await self._core.store.set_agent(
-            thread.key, state=state, waiting_for=waiting_for, error=error, **more
-        )
+        # INVARIANT: one at a time, and the newest state last: a kernel that starts later believes what is stored.
+        async with thread.storing:
+            await self._core.store.set_agent(
+                thread.key,
+                state=thread.state,
+                waiting_for=thread.waiting_for,
+                error=thread.error,
+                **more,
+            )
         await thread.announce()
 
     def process_state(self, thread: Thread) -> str:
@@ -93,15 +100,20 @@ class Processes:
         """
         if thread.program is not None:
             return  # two asked at once
-        if thread.generation:
+        if self._core.stopping:
+            raise SandboxError("the kernel is stopping; start it again under the next one")
+        thread.generation += 1
+        if thread.generation > 1 or not thread.loaded:
             await self._ownership.load_replay(thread)
         if thread.unreadable:
             await self.set_state(thread, "failed", error=thread.unreadable, ended_at=datetime.now(UTC))
             raise SandboxError(thread.unreadable)
-        thread.generation += 1
         thread.lanes.clear()
+        # Calls of an earlier start that wait for an operator: their program is gone, the new one asks for itself.
+        async with thread.resolved:
+            thread.resolved.notify_all()
         token = thread.new_token()
-        door = AgentDoor(thread, self._dispatcher, self._park)
+        door = AgentDoor(thread, self._dispatcher, self._parker(thread))
         directory = self._layout.socket_dir(thread.key)
         environment = thread.environment
         await door.open(directory, dict(self._core.table), environment.uid)
@@ -141,7 +153,7 @@ class Processes:
             for fd in fds:
                 os.close(fd)
         thread.frozen = False
-        running = _Running(door=door, pumps=pumps)
+        running = _Running(door=door, pumps=pumps, generation=thread.generation)
         running.alive.set()
         self._running[thread.key] = running
         try:
@@ -190,15 +202,17 @@ class Processes:
         if flights and thread.state != "unknown":
             await asyncio.wait(flights, timeout=60)
         try:
-            await self._ended(thread, ended)
+            await self._ended(thread, ended, running.generation)
         except Exception:
             log.exception("the end of %s could not be recorded", thread.id)
 
-    async def _ended(self, thread: Thread, ended: Exit) -> None:
+    async def _ended(self, thread: Thread, ended: Exit, generation: int) -> None:
         facts = {"reason": ended.reason.value, "code": ended.code}
         await self._insist(lambda: self._core.event(thread.key, "agent.exit", thread.id, **facts))
-        if thread.state in ("unknown", "parked", "killed"):
-            return
+        if thread.state in ("unknown", "parked", "killed") or thread.generation != generation:
+            return  # an operator was here meanwhile, and may have started it again
+        if thread.state == "paused" and (ended.reason is not ExitReason.EXIT or ended.code):
+            return  # a frozen program ends by another's hand; `resume` starts it again
         now = datetime.now(UTC)
         if ended.reason is ExitReason.EXIT and ended.code == 0:
             await self._settle(thread, "done", exit_code=0, ended_at=now)
@@ -221,7 +235,8 @@ class Processes:
         )
         await asyncio.sleep(min(BACKOFF_S_MAX, BACKOFF_S * 2 ** (thread.restarts - 1)))
         async with thread.operation:
-            if thread.state == "pending" and not self._core.stopping and thread.program is None:
+            restartable = thread.state == "pending" and thread.generation == generation
+            if restartable and not self._core.stopping and thread.program is None:
                 await self._start_or_fail(thread)
 
     async def _settle(self, thread: Thread, state: str, **more: Any) -> None:
@@ -272,18 +287,25 @@ class Processes:
         async with thread.operation:
             await self.end_program(thread)
             reason = Killed("the operator killed the agent")
-            for flight in list(thread.flights.values()):
-                await cancel(flight, reason)
+            await asyncio.gather(*(cancel(flight, reason) for flight in list(thread.flights.values())))
             if thread.state not in ("done", "failed", "killed"):
                 await self.set_state(thread, "killed", ended_at=datetime.now(UTC))
 
-    async def _park(self, thread: Thread, answer: Answer) -> None:
-        self._spawn(self._do_park(thread, answer))
+    def _parker(self, thread: Thread) -> Callable[[Thread, Answer], Coroutine[Any, Any, None]]:
+        """What parks the agent for a call of this start; one of an earlier start comes too late."""
+        asked_by = (thread.generation, thread.branch)
 
-    async def _do_park(self, thread: Thread, answer: Answer) -> None:
+        async def park(thread: Thread, answer: Answer) -> None:
+            self._spawn(self._do_park(thread, answer, asked_by))
+
+        return park
+
+    async def _do_park(self, thread: Thread, answer: Answer, asked_by: tuple[int, int]) -> None:
         # The program ends before it can tell anyone: what it was told is kept for the operator.
         error = "" if answer.failure is None else answer.failure.message
         async with thread.operation:
+            if (thread.generation, thread.branch) != asked_by or thread.state == "killed":
+                return  # an operator was faster: it is ended, rolled back or started again
             await self.end_program(thread)
             await self._settle(thread, "parked", waiting_for=answer.park, error=error)
 
@@ -301,7 +323,11 @@ class Processes:
             if thread.program is not None:
                 await thread.program.resume()
                 thread.frozen = False
-                await self.set_state(thread, "running")
+                waits = thread.replay.waits()
+                if waits:
+                    await self.set_state(thread, "unknown", waiting_for=f"the outcome of step {waits[0]}")
+                else:
+                    await self.set_state(thread, "running")
             else:
                 await self.start(thread)
 

@@ -83,7 +83,6 @@ class Takeover:
             await self._take_over(record)
         except (JournalError, JournalUnavailable) as error:
             log.warning("%s can't be taken over now: %s; trying again", record.id, error)
-            self._kernel.core.threads.pop(record.key, None)
             await asyncio.sleep(1.0)
             self._spawn(self._continue(record))
 

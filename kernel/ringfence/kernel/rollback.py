@@ -30,16 +30,23 @@ from ringfence.sandbox.snapshots import RestorePlan, SnapshotError
 from ringfence.syscalls.errors import Killed
 from ringfence.syscalls.sql_target import restore as sql_restore
 
+SETTLE_S = 30.0
+"""How long a call that has begun its effect may take to finish before a rollback is refused."""
+
 COVERS_MAX = 256
 """Most things that the journal names of one point; its manifest has all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Where a rollback leads: the last step that is kept, and the branch whose journal up to there is the new one's prefix."""
+    """Where a rollback leads: the last step that is kept, and the branch whose journal up to there is the new one's prefix.
+
+    `seen` is the branch it was found on.
+    """
 
     step: int
     parent: int
+    seen: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +92,7 @@ class Rollback:
                 raise Problem(text, exit_code=4, reason="NoSuchPoint")
             # The point of a rollback leads back to the branch that it had left.
             left = json.loads(row.body)["result"].get("left_branch") if row.action == "rollback" else None
-            return Cut(step=step - 1, parent=thread.branch if left is None else left)
+            return Cut(step=step - 1, parent=thread.branch if left is None else left, seen=thread.branch)
         if to.isdigit():
             step = int(to)
             if step > thread.last_step:
@@ -94,7 +101,7 @@ class Rollback:
             if step and not any(row.step == step for row in rows):
                 text = f"step {step} of `{thread.id}` is not on its present branch; see: ringfence steps {thread.id}"
                 raise Problem(text, exit_code=4, reason="NoSuchStep")
-            return Cut(step=step, parent=thread.branch)
+            return Cut(step=step, parent=thread.branch, seen=thread.branch)
         try:
             at = datetime.fromisoformat(to)
         except ValueError:
@@ -105,7 +112,7 @@ class Rollback:
             raise bad_usage(f"the time `{to}` has no zone; write it as 2026-01-31T12:00:00Z")
         at_us = int(at.timestamp() * 1_000_000)
         kept = (row.step for row in rows if row.started_us + row.duration_us <= at_us)
-        return Cut(step=max(kept, default=0), parent=thread.branch)
+        return Cut(step=max(kept, default=0), parent=thread.branch, seen=thread.branch)
 
     async def _lineage_rows(self, thread: Thread, after: int) -> list[StoredRow]:
         parts = thread.lineage.parts
@@ -192,13 +199,16 @@ class Rollback:
             Problem: a point can't be verified or a target refuses; nothing is half done that a restart would not finish.
         """
         async with thread.operation:
+            self._refuse_moved(thread, cut)
             lived = thread.program is not None
             await self._processes.end_program(thread)
-            for flight in list(thread.flights.values()):
-                await cancel(flight, Killed("the operator rolled the agent back"), settle_s=30)
-            # INVARIANT: an older rollback that a crash cut short is carried to its end first, never over newer work.
-            await self._finish_older(thread)
             try:
+                await self._end_calls(thread)
+                # INVARIANT: an older rollback that a crash cut short is carried to its end first, never over newer work.
+                older = await self._finish_older(thread)
+                if older is not None and (older[0].cut, older[2]) == (cut.step, path):
+                    return older[:2]  # this very one
+                self._refuse_moved(thread, cut)
                 undo = await self.plan(thread, cut.step, path)
             except Problem:
                 if lived:
@@ -211,6 +221,26 @@ class Rollback:
             step = thread.take_step()
             await self._intent(thread, step, cut, path, operator)
             return undo, await self._carry_out(thread, undo, step, path, cut.parent)
+
+    @staticmethod
+    def _refuse_moved(thread: Thread, cut: Cut) -> None:
+        if thread.branch != cut.seen:
+            # The same number may be another step there, or none.
+            raise conflict(f"`{thread.id}` was rolled back meanwhile; this one was not begun: look again")
+
+    @staticmethod
+    async def _end_calls(thread: Thread) -> None:
+        """Cancel what has not begun its effect and await the rest.
+
+        INVARIANT: nothing is planned while a call is under way: what it still changes would stay, unseen.
+        """
+        reason = Killed("the operator rolled the agent back")
+        await asyncio.gather(*(cancel(f, reason, SETTLE_S) for f in list(thread.flights.values())))
+        for step, flight in sorted(thread.flights.items()):
+            raise conflict(
+                f"step {step} of `{thread.id}`, {flight.row.action}, is still under way; its program is ended and nothing "
+                "was changed: try again when the step is done"
+            )
 
     async def _intent(self, thread: Thread, step: int, cut: Cut, path: str | None, operator: str) -> None:
         arguments = {"cut": cut.step, "parent": cut.parent, "path": path, "operator": operator}
@@ -329,14 +359,14 @@ class Rollback:
     async def finish_interrupted(self, thread: Thread) -> bool:
         """Carry a rollback to its end that a dead kernel had begun. Restoring is idempotent."""
         async with thread.operation:
-            return await self._finish_older(thread)
+            return await self._finish_older(thread) is not None
 
-    async def _finish_older(self, thread: Thread) -> bool:
+    async def _finish_older(self, thread: Thread) -> tuple[Undo, dict[str, Any], str | None] | None:
         for intent, _ in await self._core.store.unfinished(thread.key):
             if intent.lane != OPERATOR_LANE or intent.action != "rollback":
                 continue
             arguments = json.loads(intent.body)["arguments"]
             undo = await self.plan(thread, int(arguments["cut"]), arguments["path"])
-            await self._carry_out(thread, undo, intent.step, arguments["path"], int(arguments["parent"]))
-            return True
-        return False
+            path, parent = arguments["path"], int(arguments["parent"])
+            return undo, await self._carry_out(thread, undo, intent.step, path, parent), path
+        return None

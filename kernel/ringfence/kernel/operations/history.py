@@ -14,6 +14,7 @@ from ringfence.kernel.journal.audit import export, verify_store
 from ringfence.kernel.journal.types import Phase, Row, StoredRow
 from ringfence.kernel.operations.kernel import Kernel, from_us
 from ringfence.kernel.problems import Problem, bad_usage, conflict
+from ringfence.kernel.replay import OPERATOR_LANE
 from ringfence.kernel.rollback import Undo, point_of
 from ringfence.kernel.thread import Thread
 from ringfence.sandbox.snapshots import SnapshotError
@@ -221,8 +222,20 @@ async def resolve(
     except json.JSONDecodeError as error:
         raise bad_usage(f"the result is no JSON: {error}") from error
     thread = await kernel.thread(name)
-    held = next((row for row in thread.replay.outcomes.values() if row.step == step), None)
-    if held is None:
+    async with thread.operation:
+        # INVARIANT: one at a time: the agent goes on by the first word, so a second one is refused.
+        held = await _unsettled(kernel, thread, step)
+        await _record_resolution(kernel, thread, held, outcome, value, operator)
+        await kernel.ownership.load_replay(thread)
+        await _go_on(kernel, thread)
+    return {"step": step, "outcome": "ok" if outcome == "done" else "cancelled", "state": thread.state}
+
+
+async def _unsettled(kernel: Kernel, thread: Thread, step: int) -> StoredRow:
+    """The outcome that waits to be settled, also where the agent goes on from a later checkpoint."""
+    rows = [row for row in await kernel.core.store.step(thread.key, step) if row.phase is Phase.OUTCOME]
+    held = rows[-1] if rows and thread.lineage.holds(rows[-1].branch, step) else None
+    if held is None or held.lane == OPERATOR_LANE:
         raise Problem(
             f"`{thread.id}` has no step {step} that waits; see: ringfence steps {thread.id}",
             exit_code=4,
@@ -230,6 +243,13 @@ async def resolve(
         )
     if held.outcome != "unknown":
         raise conflict(f"step {step} of `{thread.id}` is settled already: its outcome is {held.outcome}")
+    return held
+
+
+async def _record_resolution(
+    kernel: Kernel, thread: Thread, held: StoredRow, outcome: str, value: Any, operator: str
+) -> None:
+    step = held.step
     body: dict[str, Any] = {"resolved_by": operator, "rules": [], "grants": []}
     if outcome == "done":
         body["result"] = value if value is not None else default_result(held.action)
@@ -257,12 +277,6 @@ async def resolve(
     await kernel.core.operator_event(
         "operator.resolve", thread.id, operator=operator, step=step, outcome=outcome
     )
-    if outcome == "not-done":
-        thread.consumed_effects.discard(held.effect_id)
-        thread.effects.pop(held.effect_id, None)
-    await kernel.ownership.load_replay(thread)
-    await _go_on(kernel, thread)
-    return {"step": step, "outcome": "ok" if outcome == "done" else "cancelled", "state": thread.state}
 
 
 def default_result(action: str) -> dict[str, Any]:
@@ -273,14 +287,14 @@ def default_result(action: str) -> dict[str, Any]:
 
 
 async def _go_on(kernel: Kernel, thread: Thread) -> None:
-    left = [row.step for row in thread.replay.outcomes.values() if row.outcome == "unknown"]
-    if left:
-        await kernel.processes.set_state(thread, "unknown", waiting_for=f"the outcome of step {min(left)}")
-        return
-    async with thread.operation:
-        if thread.program is not None:
+    """Let the calls that were settled go on, and the agent where nothing else is left to settle."""
+    left = thread.replay.waits()
+    if thread.state == "unknown":
+        if left:
+            await kernel.processes.set_state(thread, "unknown", waiting_for=f"the outcome of step {left[0]}")
+        elif thread.program is not None:
             await kernel.processes.set_state(thread, "running")
-        elif thread.state == "unknown":
+        else:
             await kernel.processes.start(thread)
     async with thread.resolved:
         thread.resolved.notify_all()

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,7 @@ class AgentDoor:
         self._server: Any = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._occurrences: Counter[str] = Counter()
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def open(self, directory: Path, table: dict[str, Row], uid: int | None) -> None:
         """Listen on `syscall.sock` in `directory`, readable to the agent alone."""
@@ -206,10 +207,8 @@ class AgentDoor:
                     context, BadCredential("send `authorization: Bearer TOKEN` with RINGFENCE_TOKEN")
                 )
             raw = arguments_from_message(row, message)[1]
-            lane, lane_step = self._place(row.action, raw)
-            request = Request(lane=lane, lane_step=lane_step, action=row.action, raw=raw)
-            task = asyncio.create_task(self._answer(request))
-            answer = await asyncio.shield(task)
+            # A caller that is gone cancels nothing.
+            answer = await asyncio.shield(asyncio.create_task(self._in_turn(row.action, raw)))
             if answer.failure is not None:
                 if answer.park:
                     await self._on_park(self._thread, answer)
@@ -218,13 +217,19 @@ class AgentDoor:
 
         return serve
 
-    def _place(self, action: str, raw: bytes) -> tuple[str, int]:
-        """Callers without lanes are matched by what they ask and how often: a restarted one finds its answers again."""
-        digest = hashlib.sha256(action.encode() + b"\0" + raw).hexdigest()[:24]
-        lane = f"call-{digest}"
-        step = self._occurrences[lane]
-        self._occurrences[lane] += 1
-        return lane, step
+    async def _in_turn(self, action: str, raw: bytes) -> Answer:
+        """Callers without lanes are matched by what they ask and how often: a restarted one finds its answers again.
+
+        The steps of a lane come in order, so of several that ask the same at once each waits for the one before.
+        """
+        lane = f"call-{hashlib.sha256(action.encode() + bytes(1) + raw).hexdigest()[:24]}"
+        async with self._turns[lane]:
+            step = self._occurrences[lane]
+            answer = await self._answer(Request(lane=lane, lane_step=step, action=action, raw=raw))
+            if answer.step:
+                # Nothing recorded, as while the database is away: the next one takes this place.
+                self._occurrences[lane] += 1
+            return answer
 
 
 def _clear(directory: Path) -> Path:

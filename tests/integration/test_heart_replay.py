@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import grpc
 import pytest
+from ringfence.kernel.journal.types import Unavailable
 from ringfence.kernel.operations import history
 from ringfence.kernel.problems import Problem
 from ringfence.sandbox.types import ExitReason
 from ringfence.syscalls.errors import CallFailed, Diverged, OutcomeUnknown
+from ringfence.v1 import syscalls_pb2 as pb
 from support.heart import URL, Heart, heart_on
 from support.scenes import short_directory
 
@@ -288,6 +291,48 @@ async def test_a_killed_agent_that_is_started_again_shows_what_it_waits_for(hear
     assert (await call).failure is None
 
 
+# -- callers without lanes ----------------------------------------------------------------------------------------------
+
+
+async def unary(heart: Heart, thread: Any) -> Any:
+    """One call as `rf-call` makes it."""
+    path = heart.kernel.layout.socket_dir(thread.key) / "syscall.sock"
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+        call: Any = channel.unary_unary(
+            "/ringfence.v1.SyscallService/HttpPost",
+            request_serializer=pb.HttpPostRequest.SerializeToString,
+            response_deserializer=pb.HttpPostResponse.FromString,
+        )
+        metadata = (("authorization", f"Bearer {heart.hand.tokens[-1]}"),)
+        return await call(pb.HttpPostRequest(url=URL), metadata=metadata)
+
+
+async def test_callers_without_lanes_that_ask_the_same_at_once_are_all_served(heart: Heart) -> None:
+    thread = await heart.agent(allow=ALL, started=True)
+    answers = await asyncio.gather(*(unary(heart, thread) for _ in range(4)))
+    assert [answer.status for answer in answers] == [200] * 4
+    assert len({effect for _, effect in heart.post.effects}) == 4
+
+
+async def test_a_caller_without_lane_that_was_not_recorded_may_ask_again(heart: Heart) -> None:
+    thread = await heart.agent(allow=ALL, started=True)
+    append, journal = heart.core.journal.append, heart.core.journal
+
+    def away(_: Any) -> Any:
+        raise Unavailable("away")
+
+    journal.append = away  # type: ignore[method-assign] - the database is away
+    with pytest.raises(grpc.aio.AioRpcError):
+        await unary(heart, thread)
+    journal.append = append  # type: ignore[method-assign]
+    assert (await unary(heart, thread)).status == 200
+    # The next start of the program asks once and finds it.
+    await heart.processes.kill(thread)
+    await heart.start(thread)
+    assert (await unary(heart, thread)).status == 200
+    assert len(heart.post.effects) == 1
+
+
 # -- effect ids ---------------------------------------------------------------------------------------------------------
 
 
@@ -328,6 +373,20 @@ async def test_a_call_while_the_past_is_read_is_not_taken_for_an_earlier_one(hea
     await heart.call(thread, 2)
     effects = [effect for _, effect in heart.post.effects]
     assert len(effects) == len(set(effects)) == 3
+
+
+async def test_a_call_that_was_carried_out_is_not_made_again_for_its_bad_answer(heart: Heart) -> None:
+    thread = await heart.agent(allow=ALL, started=True)
+    for sent, again in (("yes", 0), ("maybe", 1)):
+        lane = f"0.{again}"
+        heart.post.raises.append(CallFailed("the answer can't be read", sent=sent))
+        assert isinstance((await heart.call(thread, 0, lane=lane)).failure, CallFailed)
+        await heart.processes.kill(thread)
+        await heart.start(thread)
+        before = len(heart.post.effects)
+        answer = await heart.call(thread, 0, lane=lane)
+        assert (answer.failure is not None) == (sent == "yes")
+        assert len(heart.post.effects) == before + again
 
 
 async def test_a_failed_call_is_the_same_occurrence_when_it_is_made_again(heart: Heart) -> None:

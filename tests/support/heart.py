@@ -34,7 +34,7 @@ from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.types import Verdict
-from ringfence.sandbox.types import Exit, ExitReason
+from ringfence.sandbox.types import Exit, ExitReason, ProgramSpec
 from ringfence.syscalls.base import Call, Plan, Question
 from ringfence.syscalls.table import build_table
 from support.scenes import manifest_of
@@ -115,8 +115,10 @@ class Hand:
 
     def __init__(self) -> None:
         self.programs: list[HandProgram] = []
+        self.tokens: list[str] = []
 
-    async def start(self, _spec: object) -> HandProgram:
+    async def start(self, spec: ProgramSpec) -> HandProgram:
+        self.tokens.append(spec.env["RINGFENCE_TOKEN"])
         self.programs.append(HandProgram())
         return self.programs[-1]
 

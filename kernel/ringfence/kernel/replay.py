@@ -6,8 +6,10 @@ lineage is a list of `(branch, last step)` and a row belongs to it if its branch
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ringfence.kernel.journal.types import BranchRecord, CheckpointRecord, Phase, StoredRow
 
@@ -20,6 +22,17 @@ HAPPENED = frozenset({"ok", "unknown"})
 
 OPERATOR_LANE = "op"
 """Lane of operator work such as a rollback; no program ever asks for it."""
+
+
+_SENT = b'"sent":"yes"'
+
+
+def was_sent(row: StoredRow) -> bool:
+    """Whether a failed call did leave the system, as one whose answer could not be read: it is not made again."""
+    if row.outcome != "error" or _SENT not in row.body:
+        return False
+    error: dict[str, Any] = json.loads(row.body).get("error") or {}
+    return row.effect != "READ" and error.get("metadata", {}).get("sent") == "yes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +132,7 @@ class Replay:
         row = self.outcomes.get((lane, lane_step))
         if row is None:
             return None
-        if row.outcome in RETRIED and self.last.get(lane) == lane_step:
+        if row.outcome in RETRIED and self.last.get(lane) == lane_step and not was_sent(row):
             return None
         return row
 

@@ -70,7 +70,7 @@ def decode_arguments(row: Row, raw: bytes, *, bytes_max: int = ARGUMENTS_BYTES_M
         arguments = reader.decode(raw)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"arguments of `{row.action}`: {_explain(error)}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"arguments of `{row.action}`: {_explain_malformed(raw, error)}") from None
     except RecursionError:
         raise InvalidRequest(
@@ -247,7 +247,7 @@ def _explain(error: msgspec.ValidationError) -> str:
     return f"`{where}`: {what}" if where else what
 
 
-def _explain_malformed(raw: bytes, error: msgspec.DecodeError) -> str:
+def _explain_malformed(raw: bytes, error: msgspec.DecodeError | UnicodeDecodeError) -> str:
     # The decoder's text for an unpaired surrogate speaks of truncated input; look again, on this rare path
     # only.
     if b"\\u" in raw:

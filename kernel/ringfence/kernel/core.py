@@ -124,23 +124,30 @@ class Core:
         Raises:
             Fenced: another kernel owns the agent; it reports the call as unknown or finishes it.
         """
-        owned_before = False
         while True:
             try:
                 await self.journal.append(Entry(row=row))
             except Unavailable:
                 # The effect is done: giving up would lose its record. A kernel that dies here leaves an intent.
-                owned_before = False
                 await asyncio.sleep(0.2)
             except OwnerMoved as error:
                 try:
-                    if owned_before or not await self.renew_lease():
+                    # A slow disk may let the lease run out again and again: only another owner is a reason to give up.
+                    if not await self.renew_lease() or not await self._owns(row.chain):
                         raise Fenced("another kernel owns this agent now; it settles this call") from error
-                    owned_before = True
                 except Unavailable:
                     await asyncio.sleep(0.2)
             else:
                 return
+
+    async def _owns(self, chain: int) -> bool:
+        """Whether this kernel may write a chain: its own, or an agent's that the database says is its."""
+        if chain not in self.journal.heads():
+            return False
+        if chain < 0:
+            return chain == -self.kernel
+        record = await self.store.agent_by_key(AgentKey(chain))
+        return record is not None and record.owner == self.kernel
 
     async def event(self, chain: int, action: str, resource: str = "", **facts: Any) -> None:
         """Record what an operator or the kernel itself did."""

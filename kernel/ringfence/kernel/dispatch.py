@@ -33,6 +33,7 @@ from ringfence.kernel.journal.types import (
 )
 from ringfence.kernel.journal.types import Row as JournalRow
 from ringfence.kernel.outcomes import UNRECORDED, Outcomes, Request, conflict_error, inline_payload, printable
+from ringfence.kernel.recovery import settle_again
 from ringfence.kernel.replay import Unfinished
 from ringfence.kernel.settled import Answer, answer_from, error_payload
 from ringfence.kernel.thread import Thread
@@ -75,6 +76,11 @@ class Dispatcher:
         if flying is not None and flying.answer is not None:
             answer = await self._join(thread, request, flying, flying.answer)
             return self._passed(thread, request, generation, answer)
+        if place in thread.unsettled:
+            try:
+                await settle_again(self._core, thread)
+            except UNRECORDED as error:
+                return Answer(step=0, failure=error)
         expected = thread.next_of(request.lane)
         if request.lane_step > expected:
             gap = f"step {request.lane_step} of lane `{request.lane}` came before step {expected}; steps of a lane come in order"
@@ -272,7 +278,8 @@ class Dispatcher:
             # Nothing came of it, which is said when the database is back; the agent makes the step again meanwhile.
             self._later(self._core.append_outcome(flight.outcome_row("refused", error_payload(error))))
         elif flight.intent_written:
-            # The effect may have happened: this kernel must not say it didn't. A restart settles the intent.
+            # The effect may have happened: this kernel must not say it didn't, nor make it again before it is settled.
+            flight.thread.unsettled.add((flight.lane, flight.lane_step))
             log.warning("%s: %s after its intent", flight.audit_id, error.message)
         return Answer(step=0, failure=error)
 

@@ -16,6 +16,7 @@ from ringfence.kernel.dispatch import Dispatcher
 from ringfence.kernel.journal.types import AgentKey, Unavailable
 from ringfence.kernel.logs import LogPump
 from ringfence.kernel.ownership import Ownership
+from ringfence.kernel.recovery import settle_again
 from ringfence.kernel.revocation import cancel
 from ringfence.kernel.server.agent_door import AgentDoor
 from ringfence.kernel.settled import Answer
@@ -102,6 +103,8 @@ class Processes:
             return  # two asked at once
         if self._core.stopping:
             raise SandboxError("the kernel is stopping; start it again under the next one")
+        if thread.unsettled:
+            await settle_again(self._core, thread)
         thread.generation += 1
         if thread.generation > 1 or not thread.loaded:
             await self._ownership.load_replay(thread)

@@ -15,12 +15,13 @@ import msgspec
 from ringfence.kernel.config import DEADLINE_MS_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
+from ringfence.kernel.journal.types import Unavailable
 from ringfence.kernel.replay import OPERATOR_LANE, Unfinished
 from ringfence.kernel.settled import error_payload, used_grants
 from ringfence.kernel.thread import Thread
 from ringfence.syscalls.base import Effect, Plan, Recovery, Rerun
 from ringfence.syscalls.codec import decode_arguments, encode_result
-from ringfence.syscalls.errors import OutcomeUnknown, SyscallError
+from ringfence.syscalls.errors import JournalUnavailable, OutcomeUnknown, SyscallError
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
     for intent, last in await core.store.unfinished(thread.key):
         if intent.lane == OPERATOR_LANE or not thread.lineage.holds(intent.branch, intent.step):
             continue
+        if intent.step in thread.flights:
+            continue  # it is not over: this kernel itself runs it
         progress = None if last is None else last.body
         row = core.table.get(intent.action)
         body = _decode(intent.body)
@@ -96,6 +99,26 @@ async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
             await _close(core, flight, sent)
             unknown.append(intent.step)
     return unknown
+
+
+async def settle_again(core: Core, thread: Thread) -> None:
+    """Settle calls that began their effect under this kernel and could not be recorded, before they are asked for again.
+
+    Raises:
+        JournalUnavailable: the database is away; they stay unsettled.
+        Fenced: another kernel owns the agent; it settles them.
+    """
+    async with thread.settling:
+        if not thread.unsettled:
+            return
+        places = set(thread.unsettled)
+        try:
+            await settle_unfinished(core, thread)
+        except Unavailable as error:
+            raise JournalUnavailable(
+                "the database is away; what was under way is settled when it is back"
+            ) from error
+        thread.unsettled -= places
 
 
 def _plan_of(resource: str) -> Plan:

@@ -72,6 +72,9 @@ class Thread:
         self.loaded = False  # whether `replay` is that of the present branch
         self.unreadable = ""  # why the checkpoint to go on from can't be read; empty: it can
         self.purged: frozenset[str] = frozenset()
+        # Places whose call began its effect and could not be recorded: settled before they are asked for again.
+        self.settling = asyncio.Lock()
+        self.unsettled: set[tuple[str, int]] = set()
         self.epoch_work: dict[int, asyncio.Task[list[dict[str, Any]]]] = {}
         self._next_step = next_step
         self._reload = reload

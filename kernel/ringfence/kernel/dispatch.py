@@ -279,7 +279,8 @@ class Dispatcher:
             self._later(self._core.append_outcome(flight.outcome_row("refused", error_payload(error))))
         elif flight.intent_written:
             # The effect may have happened: this kernel must not say it didn't, nor make it again before it is settled.
-            flight.thread.unsettled.add((flight.lane, flight.lane_step))
+            if flight.row.recovery is not Recovery.REPEAT:
+                flight.thread.unsettled.add((flight.lane, flight.lane_step))
             log.warning("%s: %s after its intent", flight.audit_id, error.message)
         return Answer(step=0, failure=error)
 

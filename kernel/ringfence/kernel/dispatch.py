@@ -318,11 +318,9 @@ class Dispatcher:
         result = encode_result(row, await row.body.run(flight, flight.arguments))
         small = len(result) <= INLINE_RESULT_BYTES_MAX
         payload = inline_payload(result) if small else await self._outcomes.payload(result)
-        if self._core.failpoints.enabled:
-            await flight.failpoint("before_outcome")
+        await flight.failpoint("before_outcome")
         await self._write_outcome(flight, payload)
-        if self._core.failpoints.enabled:
-            await flight.failpoint("after_outcome")
+        await flight.failpoint("after_outcome")
         return Answer(step=flight.step, result=result)
 
     # -- the commits ----------------------------------------------------------------------------------------------

@@ -103,8 +103,7 @@ class Processes:
             return  # two asked at once
         if self._core.stopping:
             raise SandboxError("the kernel is stopping; start it again under the next one")
-        if thread.unsettled:
-            await settle_again(self._core, thread)
+        await settle_again(self._core, thread)
         thread.generation += 1
         if thread.generation > 1 or not thread.loaded:
             await self._ownership.load_replay(thread)

@@ -69,6 +69,18 @@ def point_of(row: StoredRow) -> dict[str, Any] | None:
     return json.loads(row.body).get("point") if b'"point":' in row.body else None
 
 
+def counts(row: StoredRow, cut: int, parent: int) -> bool:
+    """Whether a step's before-images lead back to the cut.
+
+    A whole rollback put back what stood at its own cut, so who goes back beyond it passes it by; its point is the end of
+    the branch that was left and counts only for who undoes it.
+    """
+    if row.action != "rollback" or row.lane != OPERATOR_LANE:
+        return True
+    left = json.loads(row.body)["result"].get("left_branch")
+    return left == row.branch or (row.step == cut + 1 and left == parent)
+
+
 class Rollback:
     """Rollback of this kernel's agents."""
 
@@ -118,10 +130,11 @@ class Rollback:
         parts = thread.lineage.parts
         return [row async for row in self._core.store.lineage_outcomes(thread.key, parts, after)]
 
-    async def plan(self, thread: Thread, cut: int, path: str | None) -> Undo:
+    async def plan(self, thread: Thread, cut: int, path: str | None, parent: int) -> Undo:
         """Find out what a rollback would do, changing nothing."""
         undo = Undo(cut=cut)
         rows = sorted(await self._lineage_rows(thread, cut), key=lambda row: row.step, reverse=True)
+        rows = [row for row in rows if counts(row, cut, parent)]
         file_points, records = await self._gather(thread, rows, undo, path)
         try:
             if file_points:
@@ -209,7 +222,7 @@ class Rollback:
                 if older is not None and (older[0].cut, older[2]) == (cut.step, path):
                     return older[:2]  # this very one
                 self._refuse_moved(thread, cut)
-                undo = await self.plan(thread, cut.step, path)
+                undo = await self.plan(thread, cut.step, path, cut.parent)
             except Problem:
                 if lived:
                     await self._processes.set_state(
@@ -366,7 +379,7 @@ class Rollback:
             if intent.lane != OPERATOR_LANE or intent.action != "rollback":
                 continue
             arguments = json.loads(intent.body)["arguments"]
-            undo = await self.plan(thread, int(arguments["cut"]), arguments["path"])
+            undo = await self.plan(thread, int(arguments["cut"]), arguments["path"], int(arguments["parent"]))
             path, parent = arguments["path"], int(arguments["parent"])
             return undo, await self._carry_out(thread, undo, intent.step, path, parent), path
         return None

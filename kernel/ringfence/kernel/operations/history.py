@@ -114,7 +114,7 @@ async def rollback(
     cut = await kernel.rollback.cut_for(thread, to)
     wanted = thread.environment.workspace.canonical(path, follow=False) if path else None
     if preview:
-        undo = await kernel.rollback.plan(thread, cut.step, wanted)
+        undo = await kernel.rollback.plan(thread, cut.step, wanted, cut.parent)
         return {
             "preview": True,
             **undo_document(undo),

@@ -20,6 +20,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from ringfence.kernel.admission import Admission
+from ringfence.kernel.atomic import run_atomic
 from ringfence.kernel.config import ARGUMENT_BYTES_MAX, DEADLINE_MS_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
@@ -28,11 +29,10 @@ from ringfence.kernel.journal.types import (
     EpochMoved,
     JournalError,
     Phase,
-    StateConflict,
     StoredRow,
 )
 from ringfence.kernel.journal.types import Row as JournalRow
-from ringfence.kernel.outcomes import UNRECORDED, Outcomes, Request, conflict_error, inline_payload, printable
+from ringfence.kernel.outcomes import UNRECORDED, Outcomes, Request, inline_payload, printable
 from ringfence.kernel.recovery import settle_again
 from ringfence.kernel.replay import Unfinished
 from ringfence.kernel.settled import Answer, answer_from, error_payload
@@ -305,7 +305,7 @@ class Dispatcher:
         if flight.owes_uses:
             await flight.use_grants()
         if row.recovery is Recovery.ATOMIC:
-            return await self._run_atomic(flight)
+            return await run_atomic(self._core, self._outcomes, flight)
         if row.intent:
             known = self._outcomes.known_effect(flight)
             if known is not None:
@@ -363,37 +363,3 @@ class Dispatcher:
             else:
                 self._outcomes.remember(flight, row)
                 return
-
-    async def _run_atomic(self, flight: Flight) -> Answer:
-        row, body = flight.row, flight.row.body
-        change = body.transaction(flight.arguments)
-        answer: list[bytes] = []
-
-        def finish(done: object) -> bytes:
-            # A checkpoint is named by the step that saved it; nothing else about it is news.
-            result = encode_result(row, body.finish(flight.arguments, flight.step if done is None else done))
-            previous: dict[str, int] | None = getattr(done, "previous", None)
-            if previous is not None:
-                flight.add_point(sorted(previous), "state", 0)
-            answer[:] = [result]
-            outcome.body = (
-                b'{"arguments":' + flight.canonical + b',"result":' + result + b"," + flight.explain()
-            )
-            return outcome.body
-
-        await flight.failpoint("before_intent")
-        # INVARIANT: a row under way is never abandoned, for its change may commit; its flush checks the epoch itself.
-        flight.effect_started = True
-        while True:
-            outcome = flight.outcome_row("ok", b"")
-            try:
-                await self._core.append(Entry(row=outcome, epoch=flight.epoch, atomic=change, finish=finish))
-            except EpochMoved as moved:
-                await self._admission.decide_again(flight, moved)
-            except StateConflict as conflict:
-                raise conflict_error(conflict) from conflict
-            else:
-                break
-        await flight.failpoint("after_outcome")
-        self._outcomes.remember(flight, outcome)
-        return Answer(step=flight.step, result=answer[0])

@@ -30,6 +30,7 @@ class Flight:
     """A call from its acceptance to its outcome."""
 
     __slots__ = (
+        "_began",
         "_core",
         "_deadline",
         "answer",
@@ -87,7 +88,8 @@ class Flight:
         self.lane = lane
         self.lane_step = lane_step
         self.step = step
-        self._deadline = time.monotonic() + deadline_s
+        self._began = time.monotonic()
+        self._deadline = self._began + deadline_s
         self.started_us = time.time_ns() // 1000
         self.plan = _NO_PLAN
         self.effect = row.effect
@@ -122,6 +124,11 @@ class Flight:
     def deadline_s(self) -> float:
         """Seconds that the body may still take."""
         return max(0.0, self._deadline - time.monotonic())
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since this kernel took the call."""
+        return time.monotonic() - self._began
 
     async def judge(self, questions: Sequence[Question]) -> Sequence[Verdict]:
         """Ask policy about more than the plan knew, in order; records the rules."""

@@ -73,6 +73,9 @@ async def cancel(flight: Flight, error: SyscallError, settle_s: float = SETTLE_S
     answer = flight.answer
     if answer is None:
         return "finished"
+    if flight.effect_started and flight.row.waits:
+        # A try that finds nothing ends the call instead of waiting on.
+        flight.fate = error
     # INVARIANT: a call that records its end is left alone: its task goes on to send the reply, and a program that
     # never gets one waits for ever.
     if not (answer.done() or flight.effect_started or flight.ending):

@@ -7,7 +7,8 @@ A body is a module with the name of its row (`fs_read` for `fs.read`) and these 
     def plan(arguments, env) -> Plan          # no effect; raises InvalidRequest
     async def run(call, arguments) -> Result  # rows of every class but ATOMIC
     async def recover(call, arguments) -> Result | Rerun  # rows RESTORE, ROLL_FORWARD, ASK_TARGET
-    def transaction(arguments) -> StateChange | CheckpointSave, def finish(arguments, done) -> Result   # ATOMIC rows
+    def transaction(arguments) -> Atomic, def finish(arguments, done) -> Result   # ATOMIC rows
+    async def wait(call, arguments) -> Result | None   # ATOMIC rows whose work may have to wait; optional
 
 The table checks all of it at boot, field by field against the descriptor.
 """
@@ -104,7 +105,27 @@ class CheckpointSave:
     next_child: int
 
 
-Atomic: TypeAlias = StateChange | CheckpointSave
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """ATOMIC work that one SQL statement does, committed with the outcome.
+
+    The statement stands in the journal's `atomic.sql`. It takes one jsonb parameter: the values, and who calls as
+    `agent` (key), `agent_id`, `step` and `branch`. It returns one jsonb value, which `finish` gets decoded; None
+    where it returns null or no row. Two answers never reach `finish`: `{"conflict": {key: [version, by]}}` fails
+    the call as a conflict, and `{"again": true}` leads back to the body's `wait`.
+
+    INVARIANT: a statement that answers conflict or again has changed nothing.
+
+    Attributes:
+        statement: its name in `atomic.sql`.
+        values: JSON values; bytes arrive as base64.
+    """
+
+    statement: str
+    values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+Atomic: TypeAlias = StateChange | CheckpointSave | Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +284,11 @@ class Call(Protocol):
     @property
     def deadline_s(self) -> float:
         """Seconds that the body may still take."""
+        ...
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since this kernel took the call."""
         ...
 
     async def judge(self, questions: Sequence[Question]) -> Sequence[Verdict]:

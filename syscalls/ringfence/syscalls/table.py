@@ -65,6 +65,7 @@ class Row:
         arguments: the body's `Arguments`.
         result: the body's `Result`.
         body: the module.
+        waits: whether the body has a `wait`, for atomic work that may have to wait.
     """
 
     action: str
@@ -81,6 +82,7 @@ class Row:
     arguments: type[msgspec.Struct]
     result: type[msgspec.Struct]
     body: ModuleType
+    waits: bool = False
 
 
 def body_name(action: str) -> str:
@@ -194,6 +196,7 @@ def _build_row(
         arguments=arguments,
         result=result,
         body=body,
+        waits=recovery is Recovery.ATOMIC and hasattr(body, "wait"),
     )
     return row, faults
 
@@ -208,6 +211,8 @@ def _check_functions(body: ModuleType, recovery: Recovery) -> Iterable[str]:
     awaited: list[tuple[str, int]] = []
     if recovery is Recovery.ATOMIC:
         plain += [("transaction", 1), ("finish", 2)]
+        if hasattr(body, "wait"):
+            awaited.append(("wait", 2))
     else:
         awaited.append(("run", 2))
     if recovery in _RECOVERS:

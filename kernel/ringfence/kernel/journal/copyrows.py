@@ -13,9 +13,10 @@ from functools import lru_cache
 from struct import Struct
 from typing import Any
 
+import msgspec
 from ringfence.kernel.journal.chain import WORD_LENGTH_MAX, fixed_image, framed, link
 from ringfence.kernel.journal.types import BadRow, Entry, Row
-from ringfence.syscalls.base import StateChange
+from ringfence.syscalls.base import CheckpointSave, StateChange, Work
 
 BODY_BYTES_MAX = 16 << 20
 STATE_KEY_BYTES_MAX = 1024
@@ -33,6 +34,7 @@ _COPY_END = b"\xff\xff"
 _COPY_ROW = Struct(">h").pack(18)
 _LENGTH = Struct(">i")
 _HASH_LENGTH = _LENGTH.pack(32)
+_JSONB_VERSION = b"\x01"
 _ARRAY = Struct(">iiIii")
 _INT8_ITEM = Struct(">iq")
 _INT8_PLAIN = Struct(">q")
@@ -178,9 +180,13 @@ def prepare(entry: Entry, future: asyncio.Future[Any], now: float) -> Pending:
     atomic = entry.atomic
     if isinstance(atomic, StateChange):
         size += _check_state(atomic)
-    elif atomic is not None:
+    elif isinstance(atomic, CheckpointSave):
         check_body(atomic.state)
         size += len(atomic.state)
+    elif atomic is not None:
+        packed = packed_work(row, "", atomic)
+        check_body(packed)
+        size += len(packed)
     return Pending(
         entry=entry,
         future=future,
@@ -190,6 +196,29 @@ def prepare(entry: Entry, future: asyncio.Future[Any], now: float) -> Pending:
         started_us=row.started_us or time.time_ns() // 1000,
         body=row.body,
     )
+
+
+def packed_work(row: Row, agent_id: str, work: Work) -> bytes:
+    """Pack the values of atomic work, with who does it, as one jsonb parameter.
+
+    Args:
+        row: the row it is committed with.
+        agent_id: of the agent whose chain it is, empty for the kernel's own.
+        work: what is packed.
+
+    Raises:
+        BadRow: the values are no JSON.
+    """
+    caller = {
+        "agent": row.chain if row.chain > 0 else None,
+        "agent_id": agent_id,
+        "step": row.step,
+        "branch": row.branch,
+    }
+    try:
+        return _JSONB_VERSION + msgspec.json.encode({**work.values, **caller})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRow(f"the values of `{work.statement}` can't be stored: {error}") from None
 
 
 def check_body(body: bytes) -> None:

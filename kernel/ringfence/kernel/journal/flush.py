@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ringfence.kernel.journal import sqlwork
 from ringfence.kernel.journal.chain import genesis
 from ringfence.kernel.journal.copyrows import (
     OID_BYTEA,
@@ -28,9 +29,9 @@ from ringfence.kernel.journal.copyrows import (
 )
 from ringfence.kernel.journal.database import statements
 from ringfence.kernel.journal.statework import Held, StateWork, Version, keys_of
-from ringfence.kernel.journal.types import EpochMoved, JournalError, KernelKey, OwnerMoved
+from ringfence.kernel.journal.types import EpochMoved, KernelKey, OwnerMoved, Row
 from ringfence.kernel.journal.wire import Refused
-from ringfence.syscalls.base import StateChange
+from ringfence.syscalls.base import CheckpointSave, StateChange, Work
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ one turn of a busy event loop instead of three."""
 
 PREPARED = (
     "row_type", "began", "end_session", "begin", "commit", "rollback", "append", "append_one", "insert", "check",
-    "heads", "hash_at", "lock_one", "hold", "lock", "record", "advance", "checkpoint",
+    "heads", "hash_at", "lock_one", "hold", "lock", "record", "advance", "checkpoint", "savepoint", "release", "undo",
 )  # fmt: skip
 
 
@@ -95,7 +96,8 @@ class Flush:
             Lost, Refused: as the wire says.
         """
         texts = statements("writer")
-        await self.wire.prepare({name.encode(): texts[name].encode() for name in PREPARED})
+        works = {sqlwork.prepared(name): text.encode() for name, text in sqlwork.texts().items()}
+        await self.wire.prepare({name.encode(): texts[name].encode() for name in PREPARED} | works)
         self.row_oid = _number(await self.wire.run((b"row_type", ())), 0, 0)
         self.began_us = _number(await self.wire.run((b"began", ())), 0, 0)
 
@@ -218,7 +220,7 @@ class Flush:
         attempt = None
         try:
             batch, work = await self._opened(batch)
-            batch = self._worked(batch, work)
+            batch = self._worked(await sqlwork.run(self.wire, batch, self.heads, _finish), work)
             if not batch:
                 await self.wire.run((b"rollback", ()))
                 return None
@@ -265,7 +267,8 @@ class Flush:
                 if isinstance(change, StateChange):
                     head = self.heads[row.chain]
                     pending.done = work.apply(change, head.agent, row.step)
-                _finish(pending)
+                if not isinstance(change, Work):
+                    _finish(pending)
             except Exception as error:  # noqa: BLE001 - `finish` is the caller's: so is its error
                 work.undo(undo)
                 _fail(pending, error)
@@ -291,8 +294,8 @@ def _sends(batch: list[Pending], work: StateWork) -> list[Statement]:
         sends += [(b"record", _columns(work.changed)), (b"advance", _columns(work.newest()))]
     for pending in batch:
         atomic = pending.entry.atomic
-        if atomic is not None and not isinstance(atomic, StateChange):
-            sends.append(_checkpoint(pending))
+        if isinstance(atomic, CheckpointSave):
+            sends.append(_checkpoint(pending.entry.row, atomic))
     return sends
 
 
@@ -360,10 +363,7 @@ def _allowed(batch: list[Pending], truth: dict[int, tuple[int, bool]]) -> list[P
     return kept
 
 
-def _checkpoint(pending: Pending) -> Statement:
-    row, save = pending.entry.row, pending.entry.atomic
-    if save is None or isinstance(save, StateChange):
-        raise JournalError("not a checkpoint")
+def _checkpoint(row: Row, save: CheckpointSave) -> Statement:
     numbers = (row.chain, row.step, row.branch, row.lane_step, save.schema_version, save.next_child)
     return b"checkpoint", (*map(int8, numbers), save.state, hashlib.sha256(save.state).digest())
 

@@ -55,6 +55,10 @@ class StateConflict(JournalError):
         self.keys = keys
 
 
+class NothingYet(JournalError):
+    """ATOMIC work found nothing to do yet: wait and try again. Nothing of this entry is committed."""
+
+
 class BadRow(JournalError):
     """The row can't be stored: NUL or a lone surrogate in a text, a number out of range, or too large."""
 
@@ -130,7 +134,8 @@ class Entry:
         row: what to write.
         epoch: policy epoch the call was decided under; None for rows that no revocation concerns.
         atomic: work to commit in the same transaction.
-        finish: makes the row's body from what the atomic work did (StateDone, or None for a checkpoint).
+        finish: makes the row's body from what the atomic work did (StateDone, None for a checkpoint, what the statement
+            of a Work answered). What it raises fails this entry, and undoes its work.
     """
 
     row: Row

@@ -120,12 +120,12 @@ class Journal:
         """Hand in one row.
 
         Returns:
-            Resolves once the row is durable, with StateDone for a StateChange, else None. Fails with:
-            EpochMoved, the policy epoch is another one now; OwnerMoved, this kernel may not write for the
-            agent; StateConflict, what the atomic change read is no longer current; BadRow, the row can't be
-            stored; Unavailable, the database did not come back in time or the queue is full. A row decided
-            under an epoch that was under way may then still turn out to be written; a row without epoch is
-            not given up once it was sent.
+            Resolves once the row is durable, with StateDone for a StateChange, with what its statement answered for a
+            Work, else None. Fails with EpochMoved, the policy epoch is another one now; OwnerMoved, this kernel may
+            not write for the agent; StateConflict, what the atomic change read is no longer current; NothingYet, the
+            work has to wait; BadRow, the row can't be stored; what `finish` raised; Unavailable, the database did not
+            come back in time or the queue is full. A row decided under an epoch that was under way may then still
+            turn out to be written; a row without epoch is not given up once it was sent.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._stopping or self._task is None:

@@ -34,6 +34,15 @@ commit
 -- name: rollback
 rollback
 
+-- name: savepoint
+savepoint work
+
+-- name: release
+release work
+
+-- name: undo
+rollback to work
+
 -- name: append
 select key, epoch, owned from journal_append($1::bigint, $2::bigint, $3::bigint[], $4::bigint[], $5::journal[])
 

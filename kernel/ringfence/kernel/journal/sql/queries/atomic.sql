@@ -1,0 +1,2 @@
+-- Work that is committed together with the outcome that asked for it. Each takes one jsonb: the call's values, and who calls as
+-- agent (agents.key), agent_id, step and branch. Each answers one jsonb, and has changed nothing where that is a conflict or again.

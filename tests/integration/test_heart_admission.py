@@ -19,6 +19,7 @@ from ringfence.syscalls.errors import (
     BudgetExhausted,
     Denied,
     JournalUnavailable,
+    Killed,
     OutcomeUnknown,
     QuotaExceeded,
     Revoked,
@@ -390,7 +391,7 @@ async def test_an_agent_whose_rate_is_full_shows_that_it_waits(heart: Heart) -> 
     assert (await heart.call(thread, 0)).failure is None
     assert thread.state == "running"
     waiting = [heart.begin(thread, 1), heart.begin(thread, 0, lane="0.0")]
-    await until(lambda: thread.rate_waits == 2)
+    await until(lambda: len(thread.waits) == 2)
     listed = (await agents.list_agents(heart.kernel, everything=False))["agents"][0]
     assert (listed["state"], listed["waiting_for"]) == ("waiting", "rate http.*")
     assert [(await call).failure for call in waiting] == [None, None]
@@ -406,6 +407,20 @@ async def test_what_an_operator_says_of_a_waiting_agent_stays(heart: Heart) -> N
     await heart.processes.pause(thread)
     assert (await call).failure is None
     assert thread.state == "paused"
+
+
+async def test_a_wait_shows_again_when_an_agent_that_was_paused_in_it_goes_on(heart: Heart) -> None:
+    thread = await heart.agent(allow=[HTTP], more="budgets: {rate: {http.post: 1/m}}", started=True)
+    assert (await heart.call(thread, 0)).failure is None
+    call = heart.begin(thread, 1)
+    await until(lambda: thread.state == "waiting")
+    await heart.processes.pause(thread)
+    assert thread.state == "paused"
+    await heart.processes.resume(thread)
+    assert (thread.state, thread.waiting_for) == ("waiting", "rate http.post")
+    await heart.processes.kill(thread)
+    assert isinstance((await call).failure, Killed)
+    assert (thread.state, thread.waits) == ("killed", {})
 
 
 async def test_a_wait_that_is_cut_short_is_over(heart: Heart) -> None:

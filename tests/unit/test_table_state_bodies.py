@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -173,11 +175,17 @@ class SleepCall:
     def __init__(self, progress: bytes | None = None) -> None:
         self.progress = progress
         self.recorded: list[bytes] = []
+        self.waits: list[tuple[str, int | None]] = []
         self.asleep = asyncio.Event()
 
     async def record(self, progress: bytes) -> None:
         self.recorded.append(progress)
+
+    @asynccontextmanager
+    async def waiting(self, kind: str, _text: str, until_us: int | None) -> AsyncGenerator[None]:
+        self.waits.append((kind, until_us))
         self.asleep.set()
+        yield
 
 
 async def test_sleep_records_when_to_wake_before_it_waits() -> None:
@@ -187,6 +195,7 @@ async def test_sleep_records_when_to_wake_before_it_waits() -> None:
     wake_at_us = json.loads(call.recorded[0])["wake_at_us"]
     assert len(call.recorded) == 1
     assert before_us + 20_000 <= wake_at_us
+    assert call.waits == [("timer", wake_at_us)]
     assert datetime.fromisoformat(result.time).timestamp() * 1e6 >= wake_at_us - 1
 
 

@@ -6,6 +6,7 @@ INVARIANT: a call uses up a limited grant once, however often it is decided agai
 from __future__ import annotations
 
 import asyncio
+import time
 
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
@@ -54,17 +55,10 @@ class Admission:
     @staticmethod
     async def wait(flight: Flight, seconds: float) -> None:
         """Wait for a rate; the agent is `waiting` meanwhile, unless somebody says something else about it."""
-        thread = flight.thread
-        thread.rate_waits += 1
-        if thread.state == "running":
-            thread.state = "waiting"
-            thread.waiting_for = f"rate {thread.budgets.slowest(flight.row.action)}"
-        try:
+        slowest = f"rate {flight.thread.budgets.slowest(flight.row.action)}"
+        until_us = time.time_ns() // 1000 + int(seconds * 1e6)
+        async with flight.waiting("rate", slowest, until_us):
             await asyncio.sleep(seconds)
-        finally:
-            thread.rate_waits -= 1
-            if not thread.rate_waits and thread.state == "waiting":
-                thread.state, thread.waiting_for = "running", ""
 
     @staticmethod
     def resume(flight: Flight, unfinished: Unfinished) -> None:

@@ -227,14 +227,12 @@ class Dispatcher:
         place = (flight.lane, flight.lane_step)
         flight.task = asyncio.current_task()
         flight.answer = asyncio.get_running_loop().create_future()
-        thread.flights[flight.step] = flight
-        thread.by_lane[place] = flight
+        thread.took_off(flight)
         answer: Answer | None = None
         try:
             answer = await self._attempt(flight)
         finally:
-            thread.flights.pop(flight.step, None)
-            thread.by_lane.pop(place, None)
+            thread.landed(flight)
             if answer is None:
                 answer = Answer(step=flight.step, failure=Internal("the kernel stopped"))
             if unfinished is not None and not isinstance(answer.failure, UNRECORDED):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from ringfence.kernel.journal.types import Entry, EpochMoved, Phase, Row, StoredRow
+from ringfence.kernel.waits import waiting
 from ringfence.policy.types import Verdict
-from ringfence.syscalls.base import Effect, Plan, Question
+from ringfence.syscalls.base import Effect, Plan, Question, WaitKind
 from ringfence.syscalls.errors import Denied, Fenced, Revoked, SyscallError
 
 if TYPE_CHECKING:
@@ -177,6 +179,12 @@ class Flight:
             if effect is Effect.DESTROY:
                 self.reserve("destructive")
             self.effect = effect
+
+    def waiting(
+        self, kind: WaitKind, text: str, until_us: int | None = None
+    ) -> AbstractAsyncContextManager[None]:
+        """Say that this call waits while the block is entered."""
+        return waiting(self, kind, text, until_us)
 
     async def failpoint(self, name: str) -> None:
         """A named place where fault tests kill the kernel."""

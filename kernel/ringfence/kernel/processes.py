@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +21,7 @@ from ringfence.kernel.revocation import cancel
 from ringfence.kernel.server.agent_door import AgentDoor
 from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
+from ringfence.kernel.waits import show
 from ringfence.sandbox.types import Exit, ExitReason, ProgramSpec, SandboxError
 from ringfence.syscalls.errors import JournalUnavailable, Killed
 
@@ -111,6 +112,7 @@ class Processes:
             await self.set_state(thread, "failed", error=thread.unreadable, ended_at=datetime.now(UTC))
             raise SandboxError(thread.unreadable)
         thread.lanes.clear()
+        thread.live_lanes = 0
         # Calls of an earlier start that wait for an operator: their program is gone, the new one asks for itself.
         async with thread.resolved:
             thread.resolved.notify_all()
@@ -126,27 +128,7 @@ class Processes:
                 read_fd, write_fd = os.pipe()
                 fds.append(write_fd)
                 pumps.append(asyncio.create_task(self.log_of(thread, stream).run(read_fd)))
-            spec = ProgramSpec(
-                agent=thread.id,
-                argv=thread.manifest.run.command,
-                env={
-                    "PYTHONDONTWRITEBYTECODE": "1",
-                    "PYTHONUNBUFFERED": "1",
-                    **environment.command_env,
-                    "RINGFENCE_SOCKET": "/run/ringfence/syscall.sock",
-                    "RINGFENCE_TOKEN": token,
-                    "RINGFENCE_AGENT": thread.id,
-                },
-                image=self._layout.agent(thread.id) / "image",
-                socket_dir=directory,
-                readonly=environment.readonly,
-                uid=environment.uid,
-                limits=environment.limits,
-                stdin=thread.record.input,
-                stdout_fd=fds[0],
-                stderr_fd=fds[1],
-            )
-            thread.program = await environment.sandbox.start(spec)
+            thread.program = await environment.sandbox.start(self._spec(thread, token, fds))
         except SandboxError as error:
             await door.close()
             await self.set_state(thread, "failed", error=str(error), ended_at=datetime.now(UTC))
@@ -164,8 +146,32 @@ class Processes:
             # Whatever became of the record: a program that lives is watched.
             running.watcher = self._spawn(self._watch(thread, running))
 
+    def _spec(self, thread: Thread, token: str, fds: Sequence[int]) -> ProgramSpec:
+        environment = thread.environment
+        return ProgramSpec(
+            agent=thread.id,
+            argv=thread.manifest.run.command,
+            env={
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "PYTHONUNBUFFERED": "1",
+                **environment.command_env,
+                "RINGFENCE_SOCKET": "/run/ringfence/syscall.sock",
+                "RINGFENCE_TOKEN": token,
+                "RINGFENCE_AGENT": thread.id,
+            },
+            image=self._layout.agent(thread.id) / "image",
+            socket_dir=self._layout.socket_dir(thread.key),
+            readonly=environment.readonly,
+            uid=environment.uid,
+            limits=environment.limits,
+            stdin=thread.record.input,
+            stdout_fd=fds[0],
+            stderr_fd=fds[1],
+        )
+
     async def _record_start(self, thread: Thread) -> None:
         await self.set_state(thread, "running", started_at=datetime.now(UTC), ended_at=None, exit_code=None)
+        show(thread)
         await self._core.event(
             thread.key, "agent.start", thread.id, generation=thread.generation, restarts=thread.restarts
         )
@@ -330,6 +336,7 @@ class Processes:
                     await self.set_state(thread, "unknown", waiting_for=f"the outcome of step {waits[0]}")
                 else:
                     await self.set_state(thread, "running")
+                    show(thread)
             else:
                 await self.start(thread)
 

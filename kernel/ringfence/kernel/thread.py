@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, StoredRow
 from ringfence.kernel.replay import Lineage, Replay
 from ringfence.kernel.rights import Rights
+from ringfence.kernel.waits import Wait, show
 
 if TYPE_CHECKING:
     from ringfence.kernel.budgets import Budgets
@@ -58,7 +59,11 @@ class Thread:
         self.error = record.error
         self.restarts = record.restarts
         self.steps = 0
-        self.rate_waits = 0
+        self.waits: dict[int, Wait] = {}
+        self.live_lanes = 0  # as the program reported it; 0: it didn't
+        self.shown: tuple[str, str] | None = None  # the state and text that waits gave the agent
+        self.asleep = False  # its process was ended because all of it waits; its calls go on
+        self.on_rest: Callable[[Thread, bool], None] | None = None
         self.program: Program | None = None
         self.frozen = False
         self.generation = 0
@@ -102,6 +107,20 @@ class Thread:
         self._next_step += 1
         self.steps += 1
         return step
+
+    def took_off(self, flight: Flight) -> None:
+        """A call is in flight from here on."""
+        self.flights[flight.step] = flight
+        self.by_lane[flight.lane, flight.lane_step] = flight
+        if self.waits:
+            show(self)
+
+    def landed(self, flight: Flight) -> None:
+        """A call is over."""
+        self.flights.pop(flight.step, None)
+        self.by_lane.pop((flight.lane, flight.lane_step), None)
+        if self.waits:
+            show(self)
 
     def next_of(self, lane: str) -> int:
         """The step that a lane of the present start comes to next."""

@@ -16,10 +16,11 @@ The table checks all of it at boot, field by field against the descriptor.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 from ringfence.policy.types import Resource, Verdict
@@ -164,6 +165,10 @@ class SqlResource:
 
     name: str
     dsn: str
+
+
+WaitKind: TypeAlias = Literal["timer", "message", "approval", "budget", "rate"]
+"""What a call may wait for."""
 
 
 class StateReader(Protocol):
@@ -314,6 +319,18 @@ class Call(Protocol):
 
     def raise_effect(self, effect: Effect) -> None:
         """Raise the effect found while running, for exec.run and sql.write; checks the `destructive` budget."""
+        ...
+
+    def waiting(
+        self, kind: WaitKind, text: str, until_us: int | None = None
+    ) -> AbstractAsyncContextManager[None]:
+        """Say that the call waits while the block is entered: the agent shows it, and may be put to sleep meanwhile.
+
+        Args:
+            kind: what for.
+            text: the same for people.
+            until_us: when the wait ends by itself, wall clock in microseconds since the epoch; None: it doesn't.
+        """
         ...
 
     async def failpoint(self, name: str) -> None:

@@ -59,9 +59,11 @@ async def run(call: Call, arguments: Arguments) -> Result:
     # The wall clock counts the time this machine was suspended or this kernel was down; the steady one bounds
     # the wait where somebody set the wall clock back.
     steady_end = time.monotonic() + arguments.duration_ms / 1000
-    while True:
-        left_s = min(wake_at_us / 1e6 - time.time(), steady_end - time.monotonic())
-        if left_s <= 0:
-            break
-        await asyncio.sleep(min(left_s, _LOOK_S))
+    until = rfc3339(datetime.fromtimestamp(wake_at_us / 1e6, UTC))
+    async with call.waiting("timer", f"timer {until}", wake_at_us):
+        while True:
+            left_s = min(wake_at_us / 1e6 - time.time(), steady_end - time.monotonic())
+            if left_s <= 0:
+                break
+            await asyncio.sleep(min(left_s, _LOOK_S))
     return Result(time=rfc3339(datetime.now(UTC)))

@@ -28,6 +28,7 @@ from ringfence.kernel.outcomes import Request
 from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.processes import Processes
 from ringfence.kernel.resources import Resources
+from ringfence.kernel.revival import Revival
 from ringfence.kernel.rollback import Rollback
 from ringfence.kernel.secrets import Secrets
 from ringfence.kernel.settled import Answer
@@ -133,9 +134,11 @@ class Heart:
         self.post, self.get, self.read = (scripts[a] for a in ("http.post", "http.get", "fs.read"))
         self._tasks: list[asyncio.Task[Answer]] = []
 
-    async def agent(self, *, allow: Iterable[str], more: str = "", started: bool = False) -> Thread:
+    async def agent(
+        self, *, allow: Iterable[str] = (), ask: Iterable[str] = (), more: str = "", started: bool = False
+    ) -> Thread:
         """An agent of this kernel; its program is not started unless asked."""
-        text = manifest_of("heart", ["true"], allow=allow, more=more)
+        text = manifest_of("heart", ["true"], allow=allow, ask=ask, more=more)
         manifest = parse_manifest(text)
         grants = [(r.verdict.value, r.text) for r in manifest.rules if r.verdict is not Verdict.DENY]
         record = await self.core.store.create_agent(
@@ -240,6 +243,7 @@ async def heart_on(dsn: str, directory: Path, config: str = "") -> AsyncGenerato
     hand: Any = Hand()
     resources = Resources.load(file, Secrets(layout.secrets), {})
     ownership = Ownership(core=core, layout=layout, resources=resources, sandbox=hand)
+    ownership.revive = Revival(core, Dispatcher(core)).revive
     processes = Processes(core, layout, ownership, Dispatcher(core))
     settings: Any = SimpleNamespace(data=layout.data, dsn=dsn, config=file, listen=None)
     kernel = Kernel(

@@ -37,6 +37,7 @@ def manifest_of(
     command: list[str],
     *,
     allow: Iterable[str] = (),
+    ask: Iterable[str] = (),
     deny: Iterable[str] = (),
     more: str = "",
 ) -> str:
@@ -49,7 +50,7 @@ def manifest_of(
         f"  run: {{command: {json.dumps(command)}}}",
         "  permissions:",
     ]
-    for verdict, rules in (("allow", list(allow)), ("deny", list(deny))):
+    for verdict, rules in (("allow", list(allow)), ("ask", list(ask)), ("deny", list(deny))):
         lines += (
             [f"    {verdict}:", *(f"      - {rule}" for rule in rules)] if rules else [f"    {verdict}: []"]
         )

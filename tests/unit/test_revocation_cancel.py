@@ -17,7 +17,14 @@ class Call:
     """A call whose task goes through the same stations as a flight: work, record the end, answer, reply."""
 
     def __init__(self) -> None:
-        self.flight = SimpleNamespace(answer=None, effect_started=False, ending=False, fate=None, task=None)
+        self.flight = SimpleNamespace(
+            answer=None,
+            effect_started=False,
+            ending=False,
+            fate=None,
+            task=None,
+            row=SimpleNamespace(waits=False),
+        )
         self.go = {name: asyncio.Event() for name in ("work", "record", "reply")}
         self.at = ""
         self.replied: Answer | None = None

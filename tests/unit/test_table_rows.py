@@ -42,6 +42,7 @@ DESIGN = {
     "now": (READ, Recovery.REPEAT, False, False),
     "random": (READ, Recovery.REPEAT, False, False),
     "sleep": (READ, Recovery.REPEAT, True, False),
+    "ask": (READ, Recovery.REPEAT, False, False),
 }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from ringfence.console import (
     commands_agents,
+    commands_approvals,
     commands_audit,
     commands_doctor,
     commands_kernel,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "The kernel": ("up", "down", "status", "doctor", "reload", "secrets"),
     "Agents": ("submit", "ps", "show", "logs", "steps", "pause", "resume", "start", "kill", "pull"),
-    "What they may do": ("grant", "revoke", "policy"),
+    "What they may do": ("grant", "revoke", "approvals", "policy"),
     "Undo and settle": ("points", "rollback", "diff", "resolve"),
     "Evidence": ("audit", "demo"),
 }
@@ -103,6 +104,9 @@ def build() -> Root:
     policy = Branch("policy", about="Check manifests; ask what a call would get, and why.")
     commands_policy.commands.attach(policy)
     tree.add_command(policy)
+    approvals = Branch("approvals", about="The inbox of parked calls that wait for a person.", default="ls")
+    commands_approvals.commands.attach(approvals)
+    tree.add_command(approvals)
     secrets = Branch("secrets", about="Values kept by the kernel: never shown, never inside a sandbox.")
     commands_secrets.commands.attach(secrets)
     tree.add_command(secrets)

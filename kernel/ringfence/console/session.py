@@ -110,8 +110,23 @@ class Leaf(click.Command):
 class Branch(click.Group):
     """A group of commands below the root."""
 
-    def __init__(self, name: str, *, about: str) -> None:
+    def __init__(self, name: str, *, about: str, default: str = "") -> None:
+        """Make a group.
+
+        Args:
+            name: as it is typed.
+            about: its help.
+            default: command to run where none is named; empty: none.
+        """
         super().__init__(name, params=[*global_options()], help=about, no_args_is_help=False)
+        self._default = default
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what follows the group's name."""
+        bare = not args or args[0].startswith("-")
+        if self._default and bare and not {"-h", "--help", *self.commands} & set(args):
+            args = [self._default, *args]
+        return super().parse_args(ctx, args)
 
 
 class Commands:

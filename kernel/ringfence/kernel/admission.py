@@ -14,7 +14,7 @@ from ringfence.kernel.journal.types import EpochMoved
 from ringfence.kernel.replay import Unfinished
 from ringfence.kernel.settled import used_grants
 from ringfence.policy.types import Verdict
-from ringfence.syscalls.base import Effect, Recovery
+from ringfence.syscalls.base import Effect, NeedsApproval, Recovery
 
 WITH_DESTRUCTION = ("calls", "destructive")
 WITHOUT = ("calls",)
@@ -30,13 +30,16 @@ class Admission:
         """Put what the plan asks to policy.
 
         Raises:
-            Denied: a rule denies it, asks, or nothing allows it.
+            Denied: a rule denies it, or nothing allows it.
+            NeedsApproval: a rule asks, and nobody has approved it yet.
         """
         rights = await flight.thread.current_rights()
         judgement = rights.judge(flight.plan.questions, flight.effect.name, flight.used)
         flight.decided(rights, judgement)
-        if judgement.verdict is not Verdict.ALLOW:
+        if judgement.verdict is Verdict.DENY:
             raise flight.denial(judgement)
+        if not flight.permits(judgement):
+            raise NeedsApproval
 
     async def decide_again(self, flight: Flight, moved: EpochMoved) -> None:
         """The epoch moved between decision and commit: the call is judged under the policy in force.

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringfence.kernel.approvals import Approvals
 from ringfence.kernel.config import LEASE_S
 from ringfence.kernel.failpoints import Failpoints
 from ringfence.kernel.journal.blobs import Blobs
@@ -25,6 +26,7 @@ from ringfence.kernel.journal.types import (
 )
 from ringfence.kernel.journal.writer import Journal
 from ringfence.kernel.thread import Thread
+from ringfence.syscalls.base import Atomic
 from ringfence.syscalls.errors import Fenced, InvalidRequest, JournalUnavailable
 from ringfence.syscalls.table import Row as TableRow
 
@@ -62,6 +64,10 @@ class Core:
     lease: Lease = field(default_factory=Lease)
     threads: dict[AgentKey, Thread] = field(default_factory=dict[AgentKey, Thread])
     stopping: bool = False
+    approvals: Approvals = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.approvals = Approvals(self)
 
     async def append(self, entry: Entry) -> Any:
         """Append before an effect: nothing may run if it does not commit.
@@ -118,15 +124,15 @@ class Core:
             self.lease.extend(asked_at, LEASE_S)
         return renewed
 
-    async def append_outcome(self, row: Row) -> None:
-        """Append what has happened: waits for the database as long as this kernel lives.
+    async def append_outcome(self, row: Row, atomic: Atomic | None = None) -> None:
+        """Append what has happened, with work that belongs to it: waits for the database as long as this kernel lives.
 
         Raises:
             Fenced: another kernel owns the agent; it reports the call as unknown or finishes it.
         """
         while True:
             try:
-                await self.journal.append(Entry(row=row))
+                await self.journal.append(Entry(row=row, atomic=atomic))
             except Unavailable:
                 # The effect is done: giving up would lose its record. A kernel that dies here leaves an intent.
                 await asyncio.sleep(0.2)

@@ -37,7 +37,7 @@ from ringfence.kernel.recovery import settle_again
 from ringfence.kernel.replay import Unfinished
 from ringfence.kernel.settled import Answer, answer_from, error_payload
 from ringfence.kernel.thread import Thread
-from ringfence.syscalls.base import Recovery
+from ringfence.syscalls.base import NeedsApproval, Recovery
 from ringfence.syscalls.codec import decode_arguments, encode_result
 from ringfence.syscalls.errors import (
     Diverged,
@@ -117,6 +117,9 @@ class Dispatcher:
         except SyscallError:
             same = False
         if flight.row.action != request.action or not same:
+            if flight.waits_for is not None:
+                await self._core.approvals.supersede(flight)
+                return await self.call(thread, request)
             return await self._diverge(thread, request, flight.journal_row(Phase.INTENT))
         answer = await asyncio.shield(running)
         if isinstance(answer.failure, OutcomeUnknown):
@@ -290,11 +293,16 @@ class Dispatcher:
         return await self._outcomes.fail(flight, Internal(text))
 
     async def _run(self, flight: Flight) -> Answer:
+        flight.make_plan()
+        while True:
+            try:
+                return await self._try(flight)
+            except NeedsApproval:
+                flight.effect_started = False
+                await self._core.approvals.park(flight)
+
+    async def _try(self, flight: Flight) -> Answer:
         row, thread = flight.row, flight.thread
-        flight.plan = row.body.plan(flight.arguments, thread.environment)
-        flight.questions = list(flight.plan.questions)
-        if flight.plan.effect is not None:
-            flight.effect = flight.plan.effect
         await self._admission.decide(flight)
         wait = thread.budgets.rate_wait(row.action, flight.deadline_s)
         if wait > 0:
@@ -304,7 +312,7 @@ class Dispatcher:
             await flight.use_grants()
         if row.recovery is Recovery.ATOMIC:
             return await run_atomic(self._core, self._outcomes, flight)
-        if row.intent:
+        if row.intent and not flight.staged:
             known = self._outcomes.known_effect(flight)
             if known is not None:
                 result, payload = await self._outcomes.recognise(flight, known)
@@ -313,7 +321,8 @@ class Dispatcher:
             await flight.failpoint("before_intent")
             await self._write_intent(flight)
             await flight.failpoint("after_intent")
-        result = encode_result(row, await row.body.run(flight, flight.arguments))
+        body = row.body.resume if flight.staged else row.body.run
+        result = encode_result(row, await body(flight, flight.arguments))
         small = len(result) <= INLINE_RESULT_BYTES_MAX
         payload = inline_payload(result) if small else await self._outcomes.payload(result)
         await flight.failpoint("before_outcome")

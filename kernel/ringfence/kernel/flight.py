@@ -2,118 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-from ringfence.kernel.journal.types import Entry, EpochMoved, Phase, Row, StoredRow
+from ringfence.kernel.asking import Asked
+from ringfence.kernel.flight_state import FlightState
+from ringfence.kernel.journal.types import ApprovalRecord, Entry, EpochMoved, Phase
 from ringfence.kernel.waits import waiting
 from ringfence.policy.types import Verdict
-from ringfence.syscalls.base import Effect, Plan, Question, WaitKind
+from ringfence.syscalls.base import Confirmed, Effect, NeedsApproval, Question, WaitKind
+from ringfence.syscalls.codec import decode_arguments
 from ringfence.syscalls.errors import Denied, Fenced, Revoked, SyscallError
 
 if TYPE_CHECKING:
-    from ringfence.kernel.core import Core
     from ringfence.kernel.environment import AgentEnvironment
     from ringfence.kernel.rights import Judgement, Rights
-    from ringfence.kernel.thread import Thread
-    from ringfence.syscalls.table import Row as TableRow
 
 NO_USES_LEFT = -1
 """What the store answers for a grant that gives no right any more."""
 
-_NO_PLAN = Plan(resource="", questions=())
 
-
-class Flight:
+class Flight(FlightState):
     """A call from its acceptance to its outcome."""
 
-    __slots__ = (
-        "_began",
-        "_core",
-        "_deadline",
-        "answer",
-        "arguments",
-        "canonical",
-        "digest",
-        "effect",
-        "effect_id",
-        "effect_started",
-        "ending",
-        "epoch",
-        "extra_grants",
-        "extra_rules",
-        "fate",
-        "generation",
-        "intent_written",
-        "judgement",
-        "lane",
-        "lane_step",
-        "plan",
-        "point",
-        "progress",
-        "questions",
-        "rerun",
-        "reserved",
-        "rights",
-        "row",
-        "started_us",
-        "step",
-        "task",
-        "thread",
-        "used",
-    )
-
-    def __init__(
-        self,
-        core: Core,
-        thread: Thread,
-        row: TableRow,
-        *,
-        arguments: Any,
-        canonical: bytes,
-        digest: bytes,
-        lane: str,
-        lane_step: int,
-        step: int,
-        deadline_s: float,
-    ) -> None:
-        self._core = core
-        self.thread = thread
-        self.row = row
-        self.arguments = arguments
-        self.canonical = canonical
-        self.digest = digest
-        self.lane = lane
-        self.lane_step = lane_step
-        self.step = step
-        self._began = time.monotonic()
-        self._deadline = self._began + deadline_s
-        self.started_us = time.time_ns() // 1000
-        self.plan = _NO_PLAN
-        self.effect = row.effect
-        self.effect_id = ""
-        self.epoch: int = -1
-        self.judgement: Judgement | None = None
-        self.questions: list[Question] = []
-        self.rights: Rights | None = None
-        self.used: frozenset[str] = frozenset()
-        self.reserved: tuple[str, ...] = ()
-        self.rerun = False
-        self.extra_rules: list[str] = []
-        self.extra_grants: list[str] = []
-        self.point: dict[str, Any] | None = None
-        self.progress: bytes | None = None
-        self.effect_started = False
-        self.ending = False
-        self.intent_written = False
-        self.generation = thread.generation
-        self.task: asyncio.Task[Any] | None = None
-        self.fate: SyscallError | None = None
-        self.answer: asyncio.Future[Any] | None = None
+    __slots__ = ()
 
     # -- the Call protocol ----------------------------------------------------------------------------------------
 
@@ -144,11 +58,32 @@ class Flight:
         return verdicts
 
     async def require(self, questions: Sequence[Question]) -> None:
-        """Judge, and raise `Denied` naming the first refusal."""
+        """Judge, and raise `Denied` naming the first refusal.
+
+        Raises:
+            NeedsApproval: nothing is refused, and something asks: the body is made again when a person has approved.
+        """
+        asks = False
         for question, verdict in zip(questions, await self.judge(questions), strict=True):
-            if verdict is not Verdict.ALLOW:
-                judgement = self.thread.rights.judge((question,), self.effect.name, self.used)
+            if verdict is Verdict.ALLOW:
+                continue
+            judgement = self.thread.rights.judge((question,), self.effect.name, self.used)
+            if verdict is Verdict.DENY:
                 raise self.denial(judgement)
+            asks = asks or not self.permits(judgement)
+        if asks:
+            raise NeedsApproval
+
+    async def confirm(
+        self, questions: Sequence[Question], *, question: str = "", detail: Mapping[str, Any] | None = None
+    ) -> Confirmed:
+        """Judge, and wait here for a person where something asks, or where the program does."""
+        self.questions.extend(q for q in questions if q not in self.questions)
+        asked = Asked(question=question, detail=detail or {})
+        record = await self._core.approvals.park(self, asked)
+        if record is None:
+            return Confirmed()
+        return Confirmed(by=record.decided_by or "", answer=record.reason)
 
     async def record(self, progress: bytes) -> None:
         """Make progress durable in the journal before an effect counts."""
@@ -208,6 +143,49 @@ class Flight:
         # INVARIANT: nothing between here and the effect may suspend, or a revocation could slip in between.
         self.effect_started = True
 
+    # -- approvals ------------------------------------------------------------------------------------------------
+
+    def permits(self, judgement: Judgement) -> bool:
+        """Whether the call may run: everything is allowed, or a person has approved all that asks."""
+        if judgement.verdict is Verdict.ALLOW:
+            return True
+        return judgement.verdict is Verdict.ASK and judgement.asking <= self.approved
+
+    async def judge_again(self) -> Judgement:
+        """Put everything this call asked so far to the rights in force."""
+        rights = await self.thread.current_rights()
+        judgement = rights.judge(tuple(self.questions), self.effect.name, self.used)
+        self.decided(rights, judgement)
+        return judgement
+
+    def asks(self, judgement: Judgement, asked: Asked | None) -> frozenset[tuple[Any, ...]]:
+        """What still asks for a person: rules, and the program itself."""
+        own: frozenset[tuple[Any, ...]] = frozenset()
+        if asked is not None and asked.question:
+            own = frozenset({("program", self.row.action, asked.question)})
+        return (judgement.asking | own) - self.approved
+
+    def approve(self, asks: frozenset[tuple[Any, ...]], record: ApprovalRecord) -> None:
+        """Take over what a person approved."""
+        self.approved |= asks
+        self.approval, self.waits_for = record, None
+        # The time that a person took is not the call's.
+        self._deadline = time.monotonic() + self._span_s
+
+    def replace_arguments(self, raw: bytes) -> None:
+        """Run with the arguments that an operator put in place of the agent's. The digest stays that of the agent's."""
+        if raw == self.canonical:
+            return
+        self.arguments, self.canonical, _ = decode_arguments(self.row, raw)
+        self.make_plan()
+
+    def make_plan(self) -> None:
+        """Plan the call: what it asks, and the effect it will have."""
+        self.plan = self.row.body.plan(self.arguments, self.thread.environment)
+        self.questions = list(self.plan.questions)
+        if self.plan.effect is not None:
+            self.effect = self.plan.effect
+
     # -- rights and totals ----------------------------------------------------------------------------------------
 
     def decided(self, rights: Rights, judgement: Judgement) -> None:
@@ -219,13 +197,16 @@ class Flight:
 
         Raises:
             Revoked: they don't allow it.
+            NeedsApproval: they ask.
         """
         judgement = rights.judge(tuple(self.questions), self.effect.name, self.used)
-        if judgement.verdict is not Verdict.ALLOW:
+        if judgement.verdict is Verdict.DENY:
             revoked = self.revoked(judgement)
             self.judgement = judgement
             raise revoked
         self.decided(rights, judgement)
+        if not self.permits(judgement):
+            raise NeedsApproval
         if self.owes_uses:
             await self.use_grants()
 
@@ -255,8 +236,10 @@ class Flight:
             rights = await self.thread.refresh(None)
             judgement = rights.judge(tuple(self.questions), self.effect.name, self.used)
             self.decided(rights, judgement)
-            if judgement.verdict is not Verdict.ALLOW:
+            if judgement.verdict is Verdict.DENY:
                 raise self.denial(judgement)
+            if not self.permits(judgement):
+                raise NeedsApproval
             await self.use_grants()
             return
 
@@ -278,18 +261,10 @@ class Flight:
 
     # -- errors ---------------------------------------------------------------------------------------------------
 
-    @property
-    def audit_id(self) -> str:
-        """Where people find this call again."""
-        return f"{self.thread.id}/{self.step}"
-
     def denial(self, judgement: Judgement) -> SyscallError:
-        """The error for a verdict that is not allow."""
+        """The error for a deny."""
         decision = judgement.decision
         rule = decision.rules[0] if decision.rules else ""
-        if judgement.verdict is Verdict.ASK:
-            text = f"{decision.reason}; this release has no approvals, so it is refused: make the rule `allow` in the manifest and submit it again"
-            return Denied(text, rule=rule, audit_id=self.audit_id, verdict="ask")
         return Denied(decision.reason, rule=rule, audit_id=self.audit_id, verdict="deny")
 
     def revoked(self, judgement: Judgement) -> SyscallError:
@@ -300,73 +275,3 @@ class Flight:
             audit_id=self.audit_id,
             verdict="deny",
         )
-
-    # -- rows -----------------------------------------------------------------------------------------------------
-
-    def journal_row(self, phase: Phase) -> Row:
-        """A row of this call without outcome and body."""
-        return Row(
-            chain=self.thread.key,
-            phase=phase,
-            step=self.step,
-            branch=self.thread.branch,
-            lane=self.lane,
-            lane_step=self.lane_step,
-            action=self.row.action,
-            resource=self.plan.resource,
-            effect=self.effect.name,
-            verdict="" if self.judgement is None else self.judgement.verdict.value,
-            digest=self.digest,
-            effect_id=self.effect_id,
-            started_us=self.started_us,
-        )
-
-    def explain(self) -> bytes:
-        """The end of a body: the point, and what decided the call."""
-        parts: list[bytes] = []
-        if self.point is not None:
-            parts.append(b'"point":' + msgspec.json.encode(self.point) + b",")
-        if self.extra_rules or self.extra_grants:
-            more = {"rules": self.extra_rules, "grants": self.extra_grants}
-            parts.append(b'"while_running":' + msgspec.json.encode(more) + b",")
-        if self.judgement is None:
-            parts.append(b'"rules":[],"grants":[]}')
-        else:
-            parts.append(self.judgement.tail)
-        return b"".join(parts)
-
-    def outcome_row(self, outcome: str, payload: bytes) -> Row:
-        """The outcome; `payload` is the rendered `"result":…,` or `"error":…,` part of its body."""
-        row = self.journal_row(Phase.OUTCOME)
-        row.outcome = outcome
-        row.duration_us = time.time_ns() // 1000 - self.started_us
-        head = b"{" if self.intent_written else b'{"arguments":' + self.canonical + b","
-        row.body = b"".join((head, payload, self.explain()))
-        return row
-
-    def stored(self, row: Row) -> StoredRow:
-        """The row as a replay would read it."""
-        return StoredRow(
-            chain=row.chain,
-            pos=NEWEST,
-            phase=row.phase,
-            step=row.step,
-            branch=row.branch,
-            lane=row.lane,
-            lane_step=row.lane_step,
-            action=row.action,
-            resource=row.resource,
-            effect=row.effect,
-            verdict=row.verdict,
-            outcome=row.outcome,
-            digest=row.digest,
-            effect_id=row.effect_id,
-            started_us=row.started_us,
-            duration_us=row.duration_us,
-            body=row.body,
-            hash=b"",
-        )
-
-
-NEWEST = 1 << 62
-"""Position of a row taken from memory: newer than any that was read."""

@@ -37,6 +37,7 @@ from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.postgres import EmbeddedPostgres, PostgresError
 from ringfence.kernel.processes import Processes
 from ringfence.kernel.resources import ResourceError, Resources, embedded_names
+from ringfence.kernel.revival import Revival
 from ringfence.kernel.rollback import Rollback
 from ringfence.kernel.secrets import Secrets, SecretsError
 from ringfence.kernel.server.operator_door import OperatorDoor
@@ -250,7 +251,9 @@ async def compose(
         fence=fence,
     )
     ownership = Ownership(core=core, layout=layout, resources=resources, sandbox=sandbox)
-    processes = Processes(core, layout, ownership, Dispatcher(core))
+    dispatcher = Dispatcher(core)
+    ownership.revive = Revival(core, dispatcher).revive
+    processes = Processes(core, layout, ownership, dispatcher)
     rollback = Rollback(core, ownership, processes)
     kernel = Kernel(
         settings=settings,

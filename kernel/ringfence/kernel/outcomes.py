@@ -80,12 +80,14 @@ class Outcomes:
             flight.thread.consumed_effects.discard(flight.effect_id)
         row = flight.outcome_row(error.outcome, error_payload(error))
         if error.outcome == "denied":
-            row.verdict = "deny"
+            row.verdict = error.metadata.get("verdict", "deny")
         try:
+            # An approval that the call waits for is closed together with it.
+            closing = self._core.approvals.ending(flight, error)
             if flight.intent_written:
-                await self._core.append_outcome(row)
+                await self._core.append_outcome(row, closing)
             else:
-                await self._core.append(Entry(row=row))
+                await self._core.append(Entry(row=row, atomic=closing))
         except UNRECORDED as unrecorded:
             return Answer(step=0, failure=unrecorded)
         self._keep(flight, row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +33,10 @@ from ringfence.sandbox.workspace import Workspace
 log = logging.getLogger(__name__)
 
 
+async def nothing_waits(_thread: Thread) -> None:
+    """Where nobody takes up parked calls."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Ownership:
     """Builds and rebuilds threads."""
@@ -40,6 +45,7 @@ class Ownership:
     layout: Layout
     resources: Resources
     sandbox: Sandbox
+    revive: Callable[[Thread], Awaitable[None]] = nothing_waits
     adopting: dict[AgentKey, asyncio.Task[Thread]] = field(
         default_factory=dict[AgentKey, "asyncio.Task[Thread]"]
     )
@@ -88,7 +94,8 @@ class Ownership:
             thread.state = "unknown"
             thread.waiting_for = f"the outcome of step {unknown[0]}"
             await self.core.store.set_agent(thread.key, state=thread.state, waiting_for=thread.waiting_for)
-        # INVARIANT: nobody sees a thread before the calls that a dead kernel left are settled.
+        await self.revive(thread)
+        # INVARIANT: nobody sees a thread before the calls that a dead kernel left are settled, or fly again.
         self.core.threads[record.key] = thread
         return thread
 

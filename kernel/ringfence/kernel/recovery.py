@@ -12,6 +12,7 @@ import asyncio
 import logging
 
 import msgspec
+from ringfence.kernel.approvals import approved_before, staged_steps
 from ringfence.kernel.config import DEADLINE_MS_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
@@ -19,7 +20,8 @@ from ringfence.kernel.journal.types import Unavailable
 from ringfence.kernel.replay import OPERATOR_LANE, Unfinished
 from ringfence.kernel.settled import error_payload, used_grants
 from ringfence.kernel.thread import Thread
-from ringfence.syscalls.base import Effect, Plan, Recovery, Rerun
+from ringfence.policy.types import Verdict
+from ringfence.syscalls.base import Effect, NeedsApproval, Plan, Recovery, Rerun
 from ringfence.syscalls.codec import decode_arguments, encode_result
 from ringfence.syscalls.errors import JournalUnavailable, OutcomeUnknown, SyscallError
 
@@ -45,6 +47,7 @@ async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
         Steps whose outcome stays unknown.
     """
     unknown: list[int] = []
+    staged = await staged_steps(core, thread)
     for intent, last in await core.store.unfinished(thread.key):
         if intent.lane == OPERATOR_LANE or not thread.lineage.holds(intent.branch, intent.step):
             continue
@@ -87,7 +90,9 @@ async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
         flight.effect = Effect[intent.effect]
         flight.started_us = intent.started_us
         flight.plan = _plan_of(intent.resource)
-        if row.recovery in _BY_BODY:
+        if intent.verdict == Verdict.ASK:
+            flight.approved = await approved_before(core, thread, intent.step)
+        if row.recovery in _BY_BODY and intent.step not in staged:
             if not await _recover_by_body(core, flight):
                 unknown.append(intent.step)
         elif row.recovery is Recovery.KEYED and not body.idempotent:
@@ -142,6 +147,8 @@ async def _recover_by_body(core: Core, flight: Flight) -> bool:
         flight.rights = thread.rights
     try:
         settled = await flight.row.body.recover(flight, flight.arguments)
+    except NeedsApproval:
+        return True  # nothing happened; it asks when it is made again
     except SyscallError as error:
         if not isinstance(error, OutcomeUnknown):
             log.warning("%s can't be recovered: %s", flight.audit_id, error.message)

@@ -20,6 +20,9 @@ RETRIED = frozenset({"denied", "refused", "cancelled", "error"})
 HAPPENED = frozenset({"ok", "unknown"})
 """Outcomes of calls that took effect, or may have."""
 
+PARKED = "parked"
+"""Outcome of a call that waits for a person: it answers nothing, the waiting call itself does."""
+
 OPERATOR_LANE = "op"
 """Lane of operator work such as a rollback; no program ever asks for it."""
 
@@ -118,7 +121,7 @@ class Replay:
 
         Newest by step first: what is said late about an earlier try of a place does not speak for the later one.
         """
-        if row.phase is not Phase.OUTCOME or row.lane == OPERATOR_LANE:
+        if row.phase is not Phase.OUTCOME or row.lane == OPERATOR_LANE or row.outcome == PARKED:
             return
         place = (row.lane, row.lane_step)
         held = self.outcomes.get(place)

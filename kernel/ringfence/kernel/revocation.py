@@ -53,7 +53,10 @@ async def settle_affected(thread: Thread, rights: Rights) -> list[dict[str, Any]
         if flight.judgement is None or not flight.questions:
             continue
         judgement = rights.judge(tuple(flight.questions), flight.effect.name, flight.used)
-        if judgement.verdict is not Verdict.ALLOW:
+        if flight.waits_for is not None and judgement.verdict is not Verdict.DENY:
+            if flight.look is not None:
+                flight.look.set()  # it decides again by itself whether it still has to wait, and for what
+        elif not flight.permits(judgement):
             affected.append((flight, flight.revoked(judgement)))
     # All at once: none of them runs on while another one is waited for.
     return list(await asyncio.gather(*(_settle(flight, error) for flight, error in affected)))

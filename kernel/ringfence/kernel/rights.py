@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 from ringfence.kernel.journal.types import GrantRecord
@@ -23,13 +24,15 @@ from ringfence.syscalls.base import Question
 class Judgement:
     """The meet of the decisions on all questions of one call.
 
-    `tail` is the part of a journal body that explains it, rendered once for all calls that share it.
+    `tail` is the part of a journal body that explains it, rendered once for all calls that share it. `asking` is
+    everything that asks for a person, as (rule id, action, resource).
     """
 
     verdict: Verdict
     decision: Decision
     grants: tuple[str, ...]
     tail: bytes
+    asking: frozenset[tuple[Any, ...]] = frozenset()
 
 
 class Rights:
@@ -115,8 +118,17 @@ class Rights:
             "epoch": self.epoch,
             "policy_version": self.version,
         }
+        asking = [
+            (decision.rules[0] if decision.rules else "", question.action, question.resource)
+            for question, decision in zip(questions, decisions, strict=True)
+            if decision.verdict is Verdict.ASK
+        ]
         judgement = Judgement(
-            verdict=worst.verdict, decision=worst, grants=grants, tail=msgspec.json.encode(explain)[1:]
+            verdict=worst.verdict,
+            decision=worst,
+            grants=grants,
+            tail=msgspec.json.encode(explain)[1:],
+            asking=frozenset(asking),
         )
         # Bounded, since an agent chooses the questions: it must not grow the kernel.
         if len(self._judgements) >= 4096:  # noqa: PLR2004

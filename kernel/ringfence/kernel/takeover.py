@@ -7,6 +7,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from ringfence.kernel.journal.store_approvals import CHANNEL_APPROVAL
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, JournalError, OwnerMoved
 from ringfence.kernel.problems import Problem
 from ringfence.kernel.revocation import apply_epoch
@@ -38,7 +39,7 @@ class Takeover:
 
     async def open(self) -> None:
         """Listen first, then take over what is there: nothing is missed in between."""
-        self._listener = self._kernel.core.store.listen([EPOCH_CHANNEL], self._notified)
+        self._listener = self._kernel.core.store.listen([EPOCH_CHANNEL, CHANNEL_APPROVAL], self._notified)
         await self._listener.ready()
         await self.claim()
         self._spawn(self._claim_again())
@@ -118,7 +119,11 @@ class Takeover:
 
     # -- epochs ---------------------------------------------------------------------------------------------------
 
-    def _notified(self, _channel: str, payload: str) -> None:
+    def _notified(self, channel: str, payload: str) -> None:
+        if channel == CHANNEL_APPROVAL:
+            # Empty after a reconnect: every parked call looks for itself.
+            self._kernel.core.approvals.notice(int(json.loads(payload)["agent"]) if payload else None)
+            return
         if payload:
             facts = json.loads(payload)
             self._spawn(self._follow(AgentKey(int(facts["agent"])), int(facts["epoch"])))

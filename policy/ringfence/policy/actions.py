@@ -18,7 +18,6 @@ _PLANNED: Final = (
     "artifacts.get",
     "artifacts.put",
     "spawn",
-    "ask",
 )
 """Rows of the design that have no method yet; manifests may name them already."""
 
@@ -37,7 +36,7 @@ _KINDS: Final = {
 }
 _MCP_LABELS: Final = 3
 
-OWN_ACTIONS: Final = frozenset(("now", "random", "sleep", "checkpoint.save"))
+OWN_ACTIONS: Final = frozenset(("now", "random", "sleep", "checkpoint.save", "ask"))
 """Allowed without a rule, since they touch nothing but the agent's own thread. A deny or ask rule takes them away."""
 
 # A right to do the key is a right to do the values, and a deny of the key denies them: they are the same door.

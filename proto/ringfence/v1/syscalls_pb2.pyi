@@ -2122,3 +2122,61 @@ class SleepResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SleepResponse: _TypeAlias = SleepResponse  # noqa: Y015
+
+@_typing.final
+class AskRequest(_message.Message):
+    """Arguments of ask."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUESTION_FIELD_NUMBER: _builtins.int
+    DETAILS_FIELD_NUMBER: _builtins.int
+    question: _builtins.str
+    """What the person should decide, in the program's words."""
+    @_builtins.property
+    def details(self) -> _struct_pb2.Value:
+        """Whatever they should see beside it."""
+
+    def __init__(
+        self,
+        *,
+        question: _builtins.str = ...,
+        details: _struct_pb2.Value | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["details", b"details"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["details", b"details", "question", b"question"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AskRequest: _TypeAlias = AskRequest  # noqa: Y015
+
+@_typing.final
+class AskResponse(_message.Message):
+    """Result of ask."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    APPROVED_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    approved: _builtins.bool
+    """Whether the person agreed."""
+    answer: _builtins.str
+    """What they said."""
+    by: _builtins.str
+    """Who it was."""
+    def __init__(
+        self,
+        *,
+        approved: _builtins.bool = ...,
+        answer: _builtins.str = ...,
+        by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "approved", b"approved", "by", b"by"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AskResponse: _TypeAlias = AskResponse  # noqa: Y015

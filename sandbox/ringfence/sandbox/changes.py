@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringfence.sandbox.changeset import Change, ChangesError, ChangeSet
-from ringfence.sandbox.overlay_apply import apply_changes, discard, expected, sync_upper
+from ringfence.sandbox.overlay_apply import apply_changes, content_of, discard, expected, sync_upper
 from ringfence.sandbox.overlay_read import read_changes
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "ChangeSet",
     "ChangesError",
     "apply_changes",
+    "content_of",
     "discard",
     "expected",
     "read_changes",

@@ -72,6 +72,16 @@ def expected(upper: Path, changes: ChangeSet) -> dict[str, str]:
     return prints
 
 
+def content_of(upper: Path, change: Change, limit: int) -> bytes | None:
+    """The content of a changed file in the upper layer; None where it is no file or longer than `limit` bytes."""
+    if change.kind == "remove" or change.node != "file":
+        return None
+    fd = os.open(upper / change.path.removeprefix(WORKSPACE).lstrip("/"), openat.FILE)
+    with open(fd, "rb") as file:  # noqa: PTH123 - a descriptor
+        data = file.read(limit + 1)
+    return data if len(data) <= limit else None
+
+
 def apply_changes(upper: Path, live: Path, changes: ChangeSet, *, uid: int | None) -> None:
     """Make the live workspace what the overlay showed. Durable on return; may be run again from the start.
 

@@ -12,7 +12,7 @@ from ringfence.agent.aio_session import AsyncSession
 from ringfence.agent.aio_state import AsyncCheckpoint, AsyncState
 from ringfence.agent.core import PATIENCE_S
 from ringfence.agent.lanes import Lane, TaskLanes
-from ringfence.agent.values import Identity
+from ringfence.agent.values import Answer, Identity
 
 if TYPE_CHECKING:
     import uuid
@@ -60,6 +60,18 @@ class AsyncRingfence:
     async def now(self) -> datetime:
         """Give the time in UTC; a replay sees the same."""
         return await self._caller.run(operations.now())
+
+    async def ask(self, question: str, details: Any = None) -> Answer:
+        """Ask a person and wait for the answer, over restarts as well.
+
+        Args:
+            question: what they should decide.
+            details: whatever JSON they should see beside it.
+
+        Raises:
+            Denied: nobody answered in time, or a rule denies asking.
+        """
+        return await self._caller.run(operations.ask(question, details))
 
     async def sleep(self, seconds: float) -> datetime:
         """Wait, over restarts as well; gives the time of waking."""

@@ -230,6 +230,14 @@ def now() -> Operation[datetime]:
     return Operation("now", {}, lambda r: moment(r["time"]))
 
 
+def ask(question: str, details: Any) -> Operation[values.Answer]:
+    """Ask a person."""
+    arguments: Json = {"question": question}
+    if details is not None:
+        arguments["details"] = details
+    return Operation("ask", arguments, lambda r: values.Answer(**r))
+
+
 def sleep(seconds: float) -> Operation[datetime]:
     """Wait."""
     return Operation("sleep", {"duration_ms": max(0, round(seconds * 1000))}, lambda r: moment(r["time"]))

@@ -14,7 +14,7 @@ from ringfence.agent.namespaces import Exec, Files, Http, Sql
 from ringfence.agent.session import Session
 from ringfence.agent.state import Checkpoint, State, Upgrader
 from ringfence.agent.threads import WORKERS, Threads, Worker
-from ringfence.agent.values import Identity
+from ringfence.agent.values import Answer, Identity
 
 if TYPE_CHECKING:
     import uuid
@@ -74,6 +74,18 @@ class Ringfence:
     def now(self) -> datetime:
         """Give the time in UTC; a replay sees the same."""
         return self._caller.run(operations.now())
+
+    def ask(self, question: str, details: Any = None) -> Answer:
+        """Ask a person and wait for the answer, over restarts as well.
+
+        Args:
+            question: what they should decide.
+            details: whatever JSON they should see beside it.
+
+        Raises:
+            Denied: nobody answered in time, or a rule denies asking.
+        """
+        return self._caller.run(operations.ask(question, details))
 
     def sleep(self, seconds: float) -> datetime:
         """Wait, over restarts as well; gives the time of waking."""

@@ -18,6 +18,25 @@ HTTP_ERRORS: Final = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a person answered. True where they agreed.
+
+    Attributes:
+        approved: whether they agreed.
+        answer: what they said, perhaps nothing.
+        by: who it was.
+    """
+
+    approved: bool = False
+    answer: str = ""
+    by: str = ""
+
+    def __bool__(self) -> bool:
+        """Whether they agreed."""
+        return self.approved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FileInfo:
     """One path of the workspace.
 

@@ -167,6 +167,17 @@ class SqlResource:
     dsn: str
 
 
+class NeedsApproval(Exception):
+    """A rule asks about something that no person has approved yet. Nothing has happened."""
+
+
+class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
+    """Who approved, and what they said. Empty where nothing asked."""
+
+    by: str = ""
+    answer: str = ""
+
+
 WaitKind: TypeAlias = Literal["timer", "message", "approval", "budget", "rate"]
 """What a call may wait for."""
 
@@ -301,7 +312,27 @@ class Call(Protocol):
         ...
 
     async def require(self, questions: Sequence[Question]) -> None:
-        """Judge, and raise `Denied` naming the first refusal."""
+        """Judge, and raise `Denied` naming the first refusal.
+
+        Raises:
+            Denied: a rule denies it.
+            NeedsApproval: a rule asks; let it pass: the body is run again from its start once a person has approved.
+        """
+        ...
+
+    async def confirm(
+        self, questions: Sequence[Question], *, question: str = "", detail: Mapping[str, Any] | None = None
+    ) -> Confirmed:
+        """Judge more questions like `require`, but wait here for a person where something asks, keeping what was done.
+
+        Args:
+            questions: what policy has to allow.
+            question: what the program itself asks; empty: only rules ask.
+            detail: what the person is shown beside the arguments, as plain JSON.
+
+        Raises:
+            Denied: a rule or a person denies it, or nobody answered in time.
+        """
         ...
 
     async def record(self, progress: bytes) -> None:

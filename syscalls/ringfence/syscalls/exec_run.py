@@ -12,14 +12,14 @@ import shlex
 from pathlib import Path
 
 import msgspec
+from ringfence.policy.types import Verdict
 from ringfence.sandbox import changes as overlay
-from ringfence.sandbox.changes import Change, ChangesError, ChangeSet
+from ringfence.sandbox.changes import ChangesError, ChangeSet
 from ringfence.sandbox.names import WORKSPACE, shown
-from ringfence.sandbox.snapshots import PointManifest, SnapshotError
 from ringfence.sandbox.types import CommandResult, CommandSpec, ExitReason, SandboxError
 from ringfence.sandbox.workspace import WorkspaceError
-from ringfence.syscalls import errors, fs_common
-from ringfence.syscalls.base import Call, Effect, Env, Plan, Question, Rerun
+from ringfence.syscalls import errors, exec_changes, fs_common
+from ringfence.syscalls.base import Call, Env, NeedsApproval, Plan, Question, Rerun
 
 _ENDED_BY_ITSELF = {ExitReason.EXIT, ExitReason.SIGNAL}
 _MOST_ARGUMENT_BYTES = 128 << 10
@@ -27,8 +27,6 @@ _PART_BYTES = 32 << 10
 _COMMIT_S = 5.0
 """Part of the call's deadline kept back for judging and applying."""
 _LEAST_RUN_S = 0.1
-_MOST_RECORDED = 1000
-_MOST_COVERS = 256
 _KEPT_NAMES = frozenset({"PATH"})
 _KEPT_PREFIXES = ("LD_", "RINGFENCE_")
 
@@ -53,22 +51,6 @@ class Result(msgspec.Struct, frozen=True):
     stderr_bytes: int = 0
     changed: list[str] = []
     reason: str = ""
-
-
-class _Record(msgspec.Struct, frozen=True):
-    """What the journal keeps before anything is applied.
-
-    Attributes:
-        point: rollback point that holds the change set, and before- and after-fingerprints of every path.
-        changes: the change set for people; only its size where it is very long.
-        base: fingerprint of each path before.
-    """
-
-    point: str
-    result: Result
-    changes: list[tuple[str, str]]
-    base: dict[str, str]
-    count: int
 
 
 def plan(arguments: Arguments, env: Env) -> Plan:
@@ -105,30 +87,70 @@ def plan(arguments: Arguments, env: Env) -> Plan:
 
 
 async def run(call: Call, arguments: Arguments) -> Result:
-    """Run the command, judge what it changed, and apply it behind a rollback point."""
+    """Run the command, judge what it changed, and apply it behind a rollback point.
+
+    Changes that a rule asks about stay staged, outside the workspace and without its lock, until a person has decided.
+    """
     scratch = _scratch(call)
-    async with call.env.lock():
-        try:
+    keep = False
+    try:
+        async with call.env.lock():
             await fs_common.in_thread(lambda: _make_scratch(scratch))
             ended = await _execute(call, arguments, scratch)
             result = await fs_common.in_thread(lambda: _result(ended))
             if ended.exit.reason not in _ENDED_BY_ITSELF:
                 return result
-            changes = await _judged(call, ended.upper)
+            changes = await exec_changes.read(call, ended.upper)
+            verdicts = await exec_changes.verdicts_on(call, changes)
             if not changes:
                 return result
             result = msgspec.structs.replace(result, changed=list(changes.paths()))
-            manifest = await _protect(call, ended.upper, changes)
-            await call.record(msgspec.json.encode(_record(call, result, changes, manifest)))
-            await call.failpoint("before_apply")
-            await call.check_live()
-            await _apply(call, ended.upper, changes, manifest)
-            await call.failpoint("after_apply")
-        except ChangesError as error:
-            raise errors.CallFailed(str(error)) from error
-        finally:
+            manifest = await exec_changes.protect(call, ended.upper, changes)
+            await call.record(msgspec.json.encode(exec_changes.record_of(call, result, changes, manifest)))
+            if Verdict.ASK not in verdicts:
+                await exec_changes.commit(call, ended.upper, changes, manifest)
+                return result
+        # INVARIANT: the lock is free while a person is asked; a kernel that stops meanwhile keeps what is staged.
+        keep = True
+        await exec_changes.commit_staged(call, scratch, changes, manifest)
+        keep = False
+    except errors.SyscallError:
+        keep = False
+        raise
+    except ChangesError as error:
+        keep = False
+        raise errors.CallFailed(str(error)) from error
+    finally:
+        if not keep:
             await fs_common.in_thread(lambda: overlay.discard(scratch), effect=True)
     return result
+
+
+async def resume(call: Call, arguments: Arguments) -> Result:
+    """Go on with staged changes under the next kernel; where they are gone, run the command again.
+
+    Raises:
+        Conflict: the workspace changed meanwhile; nothing was applied.
+        Denied: a person or a rule denies the changes.
+    """
+    scratch = _scratch(call)
+    if call.progress is None or not (scratch / "upper").is_dir():
+        return await run(call, arguments)
+    record = msgspec.json.decode(call.progress, type=exec_changes.Record)
+    manifest = await fs_common.in_thread(lambda: exec_changes.load(call, record.point))
+    changes = ChangeSet.from_json(manifest.extra["changes"])
+    call.add_point(exec_changes.covers_of(manifest), "workspace", manifest.size_bytes)
+    keep = True
+    try:
+        await exec_changes.commit_staged(call, scratch, changes, manifest)
+        keep = False
+    except errors.SyscallError:
+        keep = False
+        raise
+    finally:
+        if not keep:
+            await fs_common.in_thread(lambda: overlay.discard(scratch), effect=True)
+    return _recorded(record)
 
 
 async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
@@ -146,10 +168,10 @@ async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
     if call.progress is None:
         await fs_common.in_thread(lambda: overlay.discard(scratch))
         return Rerun.RERUN
-    record = msgspec.json.decode(call.progress, type=_Record)
+    record = msgspec.json.decode(call.progress, type=exec_changes.Record)
     async with call.env.lock():
-        manifest = await fs_common.in_thread(lambda: _load(call, record.point))
-        done, untouched = await fs_common.in_thread(lambda: _compare(call.env, manifest))
+        manifest = await fs_common.in_thread(lambda: exec_changes.load(call, record.point))
+        done, untouched = await fs_common.in_thread(lambda: exec_changes.compare(call.env, manifest))
         upper = scratch / "upper"
         if untouched and not done and not upper.is_dir():
             # Only the end of `run` removes the layer, so it refused or failed before anything was applied.
@@ -165,27 +187,28 @@ async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
                 await fs_common.in_thread(lambda: overlay.discard(scratch), effect=True)
                 return Rerun.RERUN
             try:
-                await fs_common.in_thread(lambda: _apply_all(call.env, upper, changes), effect=True)
+                await fs_common.in_thread(
+                    lambda: exec_changes.apply_all(call.env, upper, changes), effect=True
+                )
             except ChangesError as error:
                 raise errors.OutcomeUnknown(f"step {call.step} could not be finished: {error}") from error
-        call.add_point(_covers(manifest), "workspace", manifest.size_bytes)
+        call.add_point(exec_changes.covers_of(manifest), "workspace", manifest.size_bytes)
         await fs_common.in_thread(lambda: overlay.discard(scratch), effect=True)
-    return record.result
+    return _recorded(record)
+
+
+def _recorded(record: exec_changes.Record) -> Result:
+    return msgspec.json.decode(record.result, type=Result)
 
 
 async def _still_allowed(call: Call, changes: ChangeSet) -> bool:
     """Whether changes of which nothing is applied may still be. What was under way goes to its end without asking."""
     try:
-        await fs_common.require_all(call, _questions(changes))
+        await fs_common.require_all(call, exec_changes.questions_of(changes))
         await call.check_live()
-    except (errors.Denied, errors.Revoked):
+    except (errors.Denied, errors.Revoked, NeedsApproval):
         return False
     return True
-
-
-def _questions(changes: ChangeSet) -> list[Question]:
-    questions = [Question(action="fs.write", resource=path) for path in changes.written]
-    return questions + [Question(action="fs.delete", resource=path) for path in changes.removed]
 
 
 def _scratch(call: Call) -> Path:
@@ -253,143 +276,3 @@ def _output(path: Path, written: int | None) -> tuple[bytes, int]:
         file.seek(size - _PART_BYTES)
         left_out = f"\n[ringfence: {total - 2 * _PART_BYTES} bytes left out]\n".encode()
         return head + left_out + file.read(_PART_BYTES), total
-
-
-async def _judged(call: Call, upper: Path) -> ChangeSet:
-    """Read the change set and put every path of it to policy; one deny refuses all.
-
-    Raises:
-        Denied: a rule, or something that never enters a workspace.
-    """
-
-    def read() -> ChangeSet:
-        overlay.sync_upper(upper)
-        return overlay.read_changes(upper, call.env.workspace.root)
-
-    changes = await fs_common.in_thread(read)
-    for change in changes.changes:
-        _refuse_special(change)
-    await fs_common.require_all(call, _questions(changes))
-    if changes.removed:
-        call.raise_effect(Effect.DESTROY)
-    return changes
-
-
-def _refuse_special(change: Change) -> None:
-    if change.kind == "remove":
-        return
-    what = f"a {change.node}" if change.node not in {"file", "directory", "link"} else ""
-    if change.setid:
-        what = "a file with the set-user-id or set-group-id bit"
-    if what:
-        raise errors.Denied(
-            f"the command left {what} at `{shown(change.path)}`, which no workspace may hold; nothing was applied",
-            rule="",
-        )
-
-
-async def _protect(call: Call, upper: Path, changes: ChangeSet) -> PointManifest:
-    """Take the point, with what recovery needs to apply the changes to the end."""
-
-    def capture() -> PointManifest:
-        return call.env.snapshots.capture(
-            f"p{call.step}",
-            call.env.workspace,
-            changes.paths(),
-            expect=overlay.expected(upper, changes),
-            extra={"changes": changes.to_json()},
-            beneath=False,
-        )
-
-    try:
-        manifest = await fs_common.in_thread(capture)
-    except (SnapshotError, OSError) as error:
-        raise errors.SnapshotFailed(f"no rollback point, so nothing was applied: {error}") from error
-    call.add_point(_covers(manifest), "workspace", manifest.size_bytes)
-    return manifest
-
-
-def _covers(manifest: PointManifest) -> list[str]:
-    """What people see that a point covers: all paths, or the outermost ones where that would be too many."""
-    paths = [entry.path for entry in manifest.paths]
-    if len(paths) <= _MOST_COVERS:
-        return paths
-    known = set(paths)
-    return [path for path in paths if path.rpartition("/")[0] not in known]
-
-
-def _record(call: Call, result: Result, changes: ChangeSet, manifest: PointManifest) -> _Record:
-    short = len(changes.changes) <= _MOST_RECORDED
-    return _Record(
-        point=f"p{call.step}",
-        result=result,
-        changes=[(change.kind, change.path) for change in changes.changes] if short else [],
-        base={entry.path: entry.before for entry in manifest.paths} if short else {},
-        count=len(changes.changes),
-    )
-
-
-async def _apply(call: Call, upper: Path, changes: ChangeSet, manifest: PointManifest) -> None:
-    """Apply all, or put back what was applied.
-
-    Raises:
-        CallFailed: it could not be applied, and everything is as it was.
-        OutcomeUnknown: nor could it be put back.
-    """
-    env = call.env
-    try:
-        await fs_common.in_thread(lambda: _apply_all(env, upper, changes), effect=True)
-    except ChangesError as error:
-        try:
-            await fs_common.in_thread(lambda: _put_back(env, manifest), effect=True)
-        except (SnapshotError, WorkspaceError) as worse:
-            raise errors.OutcomeUnknown(
-                f"the changes were applied in part ({error}) and could not be put back ({worse}); "
-                f"roll back to `{manifest.point}`"
-            ) from worse
-        raise errors.CallFailed(f"{error}; nothing was changed") from error
-
-
-def _apply_all(env: Env, upper: Path, changes: ChangeSet) -> None:
-    overlay.apply_changes(upper, env.workspace.root, changes, uid=env.uid)
-
-
-def _put_back(env: Env, manifest: PointManifest) -> None:
-    untouched = all(env.workspace.fingerprint(entry.path) == entry.before for entry in manifest.paths)
-    if not untouched:
-        restored = env.snapshots.plan_restore(env.workspace, [manifest.point])
-        env.snapshots.restore(env.workspace, restored.items)
-
-
-def _load(call: Call, point: str) -> PointManifest:
-    try:
-        manifest = call.env.snapshots.load(point)
-    except SnapshotError as error:
-        raise errors.OutcomeUnknown(f"can't tell whether step {call.step} happened: {error}") from error
-    if manifest is None:
-        raise errors.OutcomeUnknown(
-            f"the rollback point of step {call.step} is gone; settle it with `ringfence resolve`"
-        )
-    return manifest
-
-
-def _compare(env: Env, manifest: PointManifest) -> tuple[bool, bool]:
-    """Whether all paths are as the command left them, and whether all are as they were."""
-    done = untouched = True
-    for entry in manifest.paths:
-        try:
-            current = env.workspace.fingerprint(entry.path)
-        except WorkspaceError as error:
-            raise errors.OutcomeUnknown(
-                f"can't tell what became of `{shown(entry.path)}`: {error}"
-            ) from error
-        after = manifest.expect.get(entry.path, entry.before)
-        if current not in {entry.before, after}:
-            raise errors.OutcomeUnknown(
-                f"`{shown(entry.path)}` is neither as it was before the crash nor as the command left it; "
-                "look at it and settle the step with `ringfence resolve`",
-                path=shown(entry.path),
-            )
-        done = done and current == after
-        untouched = untouched and current == entry.before
-    return done, untouched

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
+from ringfence.policy.types import Verdict
 from ringfence.sandbox import content
 from ringfence.sandbox.names import parent, shown
 from ringfence.sandbox.records import PathInfo
@@ -165,6 +166,23 @@ async def require_all(call: Call, questions: Sequence[Question]) -> None:
     for start in range(0, len(questions), _BATCH):
         await call.require(questions[start : start + _BATCH])
         await asyncio.sleep(0)
+
+
+async def judge_all(call: Call, questions: Sequence[Question]) -> set[Verdict]:
+    """`call.judge` in pieces, without holding the event loop for long.
+
+    Raises:
+        Denied: the first deny.
+    """
+    verdicts: set[Verdict] = set()
+    for start in range(0, len(questions), _BATCH):
+        part = questions[start : start + _BATCH]
+        found = await call.judge(part)
+        if Verdict.DENY in found:
+            await call.require(part)
+        verdicts.update(found)
+        await asyncio.sleep(0)
+    return verdicts
 
 
 async def protected(call: Call, prepare: Callable[[], Change]) -> Any:

@@ -241,6 +241,45 @@ class GrantRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalRecord:
+    """One parked call that waits for a person, or what was decided about it.
+
+    Attributes:
+        id: `a` and its number, unique in the database.
+        arguments: canonical JSON, as the agent made the call.
+        digest: SHA-256 of them.
+        edited: canonical JSON that an operator put in their place, or None.
+        asks: (rule id, action, resource) of everything that asked; resource as policy saw it.
+        versions: how the target stood when it was asked, by path.
+        detail: what people are shown beside the arguments, such as a diff.
+        state: pending, approved, denied, expired or voided.
+    """
+
+    key: int
+    id: str
+    agent: AgentKey
+    step: int
+    branch: int
+    lane: str
+    lane_step: int
+    action: str
+    resource: str
+    effect: str
+    arguments: str
+    digest: bytes
+    edited: str | None
+    asks: tuple[tuple[Any, ...], ...]
+    versions: Mapping[str, str]
+    detail: Mapping[str, Any]
+    state: str
+    created_at: datetime
+    expires_at: datetime
+    decided_at: datetime | None
+    decided_by: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BranchRecord:
     """One branch: its prefix is the parent's journal up to and with `cut_step`."""
 

@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf import message_factory
 from google.protobuf.message import Message
 from ringfence.kernel.journal.types import JournalError
-from ringfence.kernel.operations import agents, history, house, rights, submit
+from ringfence.kernel.operations import agents, approvals, history, house, rights, submit
 from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.problems import Problem
 from ringfence.kernel.server.status import abort_with_problem
@@ -62,6 +62,10 @@ UNARY: dict[str, Unary] = {
     "PolicyShow": lambda k, r, _o: rights.policy_show(k, r.agent),
     "PolicyCanI": lambda k, r, _o: rights.can_i(k, r.agent, r.action, r.resource),
     "PolicyExplain": lambda k, r, _o: rights.explain(k, r.agent, r.step),
+    "Approvals": lambda k, r, _o: approvals.approvals(k, r.agent, everything=r.all),
+    "ApprovalShow": lambda k, r, _o: approvals.show(k, r.id),
+    "Approve": lambda k, r, o: approvals.approve(k, r.id, r.arguments, r.reason, o),
+    "Deny": lambda k, r, o: approvals.deny(k, r.id, r.reason, o),
     "SecretSet": lambda k, r, o: house.secret_set(k, r.name, r.value, o),
     "SecretList": _secret_list,
     "SecretRemove": lambda k, r, o: house.secret_remove(k, r.name, o),

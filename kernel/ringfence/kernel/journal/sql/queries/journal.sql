@@ -25,7 +25,8 @@ select distinct on (i.step) i.chain, i.pos, i.phase, i.step, i.branch, i.lane, i
     i.effect, i.verdict, i.outcome, i.digest, i.effect_id, i.started_us, i.duration_us, i.body, i.hash
 from journal i
 where i.chain = %(chain)s and i.phase = 0
-    and not exists (select from journal o where o.chain = i.chain and o.step = i.step and o.phase = 1)
+    and not exists (
+        select from journal o where o.chain = i.chain and o.step = i.step and o.phase = 1 and o.outcome <> 'parked')
 order by i.step, i.pos desc
 
 -- name: progress
@@ -45,11 +46,12 @@ select coalesce(max(s.step), 0)::bigint as max_step,
     count(*) filter (where s.open)::bigint as unfinished
 from (
     select step,
-        bool_or(verdict = 'allow') and not bool_or(phase = 1 and outcome in ('denied', 'refused')) as spent,
+        bool_or(verdict in ('allow', 'ask') and outcome <> 'parked')
+            and not bool_or(phase = 1 and outcome in ('denied', 'refused')) as spent,
         bool_or(effect = 'DESTROY') as destroy,
         bool_or(effect = 'EXTERNAL') as external,
         bool_or(verdict = 'deny' or outcome = 'denied') as denied,
-        not bool_or(phase = 1) as open
+        not bool_or(phase = 1 and outcome <> 'parked') as open
     from journal where chain = %(chain)s and phase in (0, 1) and step > 0
     group by step) s
 

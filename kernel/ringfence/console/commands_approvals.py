@@ -1,0 +1,173 @@
+"""Commands about parked calls: approvals ls, show, approve, deny."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from ringfence.console import render
+from ringfence.console.documents import items, record, records
+from ringfence.console.durations import span
+from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
+from ringfence.console.render import Column
+from ringfence.console.session import Commands, Session
+from ringfence.console.text import safe, safe_block, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+commands = Commands()
+
+ARGUMENT_BYTES_MAX = 4 << 20
+
+_INBOX = (
+    Column(title="ID"),
+    Column(title="AGENT", flex=True),
+    Column(title="STEP", right=True),
+    Column(title="ACTION"),
+    Column(title="STATE"),
+    Column(title="AGE", right=True),
+    Column(title="RESOURCE", flex=True),
+)
+
+
+@commands.add("ls", "ringfence approvals ls", "ringfence approvals ls --all --agent invoice-bot")
+@click.option("--all", "everything", is_flag=True, help="Decided ones too.")
+@click.option("--agent", default="", metavar="AGENT", help="Only those of this agent.")
+def list_approvals(session: Session, everything: bool, agent: str) -> int:
+    """List the calls that wait for a person, oldest first."""
+    found = records(session.client().call("Approvals", all=everything, agent=agent), "approvals")
+    if session.as_json:
+        render.emit(found)
+        return ExitCode.OK
+    rows = [
+        (
+            safe(a["id"]),
+            safe(a["agent"]),
+            str(a["step"]),
+            safe(a["action"]),
+            safe(a["state"]),
+            span(a["age_ms"]),
+            safe(record(a, "detail").get("question") or a["resource"]),
+        )
+        for a in found
+    ]
+    if rows:
+        render.table(_INBOX, rows)
+    else:
+        render.note("nothing waits for a person")
+    return ExitCode.OK
+
+
+@commands.add("show", "ringfence approvals show a7")
+@click.argument("id", metavar="ID")
+def show(session: Session, id: str) -> int:  # noqa: A002 - as the contract names it
+    """Show one with its exact arguments, and a diff where there is one."""
+    shown = session.client().call("ApprovalShow", id=id)
+    if session.as_json:
+        render.emit(shown)
+        return ExitCode.OK
+    detail = record(shown, "detail")
+    render.facts(
+        (
+            ("approval", shown["id"]),
+            ("state", shown["state"]),
+            ("agent", f"{shown['agent']} ({shown['name']})"),
+            ("step", shown["step"]),
+            ("action", shown["action"]),
+            ("resource", shown["resource"]),
+            ("effect", shown["effect"]),
+            ("asked by", "; ".join(map(str, items(shown, "why")))),
+            ("question", detail.get("question")),
+            ("touches", detail.get("touches")),
+            ("age", span(shown["age_ms"])),
+            ("expires", shown["expires_at"]),
+            ("decided by", shown["decided_by"]),
+            ("decided at", shown["decided_at"]),
+            ("reason", shown["reason"]),
+        )
+    )
+    _print_block("arguments", to_json(shown["arguments"], indent=2))
+    if shown["edited"] is not None:
+        _print_block("edited arguments", to_json(shown["edited"], indent=2))
+    _print_detail(detail)
+    if shown["state"] == "pending":
+        render.note(f"decide: ringfence approvals approve {shown['id']}, or deny {shown['id']} --reason TEXT")
+    return ExitCode.OK
+
+
+def _print_block(title: str, text: str) -> None:
+    render.say(f"{title}:")
+    render.say("\n".join(f"  {line}" for line in safe_block(text).splitlines()))
+
+
+def _print_detail(detail: Mapping[str, Any]) -> None:
+    changes = [f"{c['kind']:<8} {safe(c['path'])}" for c in records(detail, "changes")]
+    listed = changes or [safe(path) for path in items(detail, "paths")]
+    if listed:
+        _print_block("touches", "\n".join(listed))
+    if detail.get("details") is not None:
+        _print_block("details", to_json(detail["details"], indent=2))
+    if detail.get("diff"):
+        _print_block("diff", str(detail["diff"]))
+
+
+@commands.add(
+    "approve",
+    "ringfence approvals approve a7",
+    "ringfence approvals approve a7 --edit arguments.json",
+    'ringfence approvals approve a8 --reason "yes, but only for March"',
+)
+@click.argument("id", metavar="ID")
+@click.option("--edit", metavar="FILE|-", help="Run it with these arguments instead, a JSON object.")
+@click.option("--reason", default="", metavar="TEXT", help="Kept with it; the answer to a question.")
+def approve(session: Session, id: str, edit: str | None, reason: str) -> int:  # noqa: A002 - as the contract names it
+    """Let a parked call run, once.
+
+    It is decided again by the policy in force: a deny wins, and a rule that did not ask before asks anew.
+    """
+    arguments = b"" if edit is None else _edited(edit)
+    document = session.client().call("Approve", id=id, arguments=arguments, reason=reason)
+    if session.as_json:
+        render.emit(document)
+    else:
+        render.say(
+            f"{safe(document['id'])}: approved; step {document['step']} of {safe(document['agent'])} runs"
+        )
+    return ExitCode.OK
+
+
+@commands.add("deny", 'ringfence approvals deny a7 --reason "not on a Friday"')
+@click.argument("id", metavar="ID")
+@click.option("--reason", required=True, metavar="TEXT", help="Why; the agent is told.")
+def deny(session: Session, id: str, reason: str) -> int:  # noqa: A002 - as the contract names it
+    """Refuse a parked call."""
+    document = session.client().call("Deny", id=id, reason=reason)
+    if session.as_json:
+        render.emit(document)
+    else:
+        render.say(f"{safe(document['id'])}: denied; {safe(document['agent'])} is told")
+    return ExitCode.OK
+
+
+def _edited(source: str) -> bytes:
+    try:
+        if source == "-":
+            raw = sys.stdin.buffer.read(ARGUMENT_BYTES_MAX + 1)
+        else:
+            with Path(source).open("rb") as file:
+                raw = file.read(ARGUMENT_BYTES_MAX + 1)
+    except OSError as error:
+        text = f"`{source}` can't be read: {os_error_text(error)}; check the path"
+        raise ConsoleError(text, ExitCode.USAGE) from None
+    try:
+        good = isinstance(json.loads(raw), dict)
+    except ValueError:
+        good = False
+    if not good or len(raw) > ARGUMENT_BYTES_MAX:
+        text = f"`{source}` holds no JSON object of at most {ARGUMENT_BYTES_MAX >> 20} MiB; start from `ringfence approvals show ID --json`"
+        raise ConsoleError(text, ExitCode.USAGE)
+    return raw

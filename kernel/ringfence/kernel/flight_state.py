@@ -1,0 +1,198 @@
+"""What is known of one call in flight, and the journal rows it makes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from ringfence.kernel.asking import evidence
+from ringfence.kernel.journal.types import ApprovalRecord, Phase, Row, StoredRow
+from ringfence.syscalls.base import Plan, Question
+from ringfence.syscalls.errors import SyscallError
+
+if TYPE_CHECKING:
+    from ringfence.kernel.core import Core
+    from ringfence.kernel.rights import Judgement, Rights
+    from ringfence.kernel.thread import Thread
+    from ringfence.syscalls.table import Row as TableRow
+
+_NO_PLAN = Plan(resource="", questions=())
+NEWEST = 1 << 62
+"""Position of a row taken from memory: newer than any that was read."""
+
+
+class FlightState:
+    """A call from its acceptance to its outcome, as far as it is data."""
+
+    __slots__ = (
+        "_began",
+        "_core",
+        "_deadline",
+        "_span_s",
+        "_span_s",
+        "answer",
+        "approval",
+        "approved",
+        "arguments",
+        "canonical",
+        "digest",
+        "effect",
+        "effect_id",
+        "effect_started",
+        "ending",
+        "epoch",
+        "extra_grants",
+        "extra_rules",
+        "fate",
+        "generation",
+        "intent_written",
+        "judgement",
+        "lane",
+        "lane_step",
+        "look",
+        "plan",
+        "point",
+        "progress",
+        "questions",
+        "rerun",
+        "reserved",
+        "rights",
+        "row",
+        "staged",
+        "started_us",
+        "step",
+        "task",
+        "thread",
+        "used",
+        "waits_for",
+    )
+
+    def __init__(
+        self,
+        core: Core,
+        thread: Thread,
+        row: TableRow,
+        *,
+        arguments: Any,
+        canonical: bytes,
+        digest: bytes,
+        lane: str,
+        lane_step: int,
+        step: int,
+        deadline_s: float,
+    ) -> None:
+        self._core = core
+        self.thread = thread
+        self.row = row
+        self.arguments = arguments
+        self.canonical = canonical
+        self.digest = digest
+        self.lane = lane
+        self.lane_step = lane_step
+        self.step = step
+        self._began = time.monotonic()
+        self._span_s = deadline_s
+        self._deadline = self._began + deadline_s
+        self.started_us = time.time_ns() // 1000
+        self.plan = _NO_PLAN
+        self.effect = row.effect
+        self.effect_id = ""
+        self.epoch: int = -1
+        self.judgement: Judgement | None = None
+        self.questions: list[Question] = []
+        self.rights: Rights | None = None
+        self.used: frozenset[str] = frozenset()
+        self.reserved: tuple[str, ...] = ()
+        self.rerun = False
+        self.extra_rules: list[str] = []
+        self.extra_grants: list[str] = []
+        self.point: dict[str, Any] | None = None
+        self.progress: bytes | None = None
+        self.effect_started = False
+        self.ending = False
+        self.intent_written = False
+        self.generation = thread.generation
+        self.task: asyncio.Task[Any] | None = None
+        self.fate: SyscallError | None = None
+        self.answer: asyncio.Future[Any] | None = None
+        # A call that asks: what it waits for, what wakes it, what it has been approved for, and under what.
+        self.waits_for: ApprovalRecord | None = None
+        self.look: asyncio.Event | None = None
+        self.approved: frozenset[tuple[Any, ...]] = frozenset()
+        self.approval: ApprovalRecord | None = None
+        self.staged = False
+
+    @property
+    def audit_id(self) -> str:
+        """Where people find this call again."""
+        return f"{self.thread.id}/{self.step}"
+
+    # -- rows -----------------------------------------------------------------------------------------------------
+
+    def journal_row(self, phase: Phase) -> Row:
+        """A row of this call without outcome and body."""
+        return Row(
+            chain=self.thread.key,
+            phase=phase,
+            step=self.step,
+            branch=self.thread.branch,
+            lane=self.lane,
+            lane_step=self.lane_step,
+            action=self.row.action,
+            resource=self.plan.resource,
+            effect=self.effect.name,
+            verdict="" if self.judgement is None else self.judgement.verdict.value,
+            digest=self.digest,
+            effect_id=self.effect_id,
+            started_us=self.started_us,
+        )
+
+    def explain(self) -> bytes:
+        """The end of a body: the point, and what decided the call."""
+        parts: list[bytes] = []
+        if self.point is not None:
+            parts.append(b'"point":' + msgspec.json.encode(self.point) + b",")
+        if self.approval is not None:
+            parts.append(b'"approval":' + msgspec.json.encode(evidence(self.approval)) + b",")
+        if self.extra_rules or self.extra_grants:
+            more = {"rules": self.extra_rules, "grants": self.extra_grants}
+            parts.append(b'"while_running":' + msgspec.json.encode(more) + b",")
+        if self.judgement is None:
+            parts.append(b'"rules":[],"grants":[]}')
+        else:
+            parts.append(self.judgement.tail)
+        return b"".join(parts)
+
+    def outcome_row(self, outcome: str, payload: bytes) -> Row:
+        """The outcome; `payload` is the rendered `"result":…,` or `"error":…,` part of its body."""
+        row = self.journal_row(Phase.OUTCOME)
+        row.outcome = outcome
+        row.duration_us = time.time_ns() // 1000 - self.started_us
+        head = b"{" if self.intent_written else b'{"arguments":' + self.canonical + b","
+        row.body = b"".join((head, payload, self.explain()))
+        return row
+
+    def stored(self, row: Row) -> StoredRow:
+        """The row as a replay would read it."""
+        return StoredRow(
+            chain=row.chain,
+            pos=NEWEST,
+            phase=row.phase,
+            step=row.step,
+            branch=row.branch,
+            lane=row.lane,
+            lane_step=row.lane_step,
+            action=row.action,
+            resource=row.resource,
+            effect=row.effect,
+            verdict=row.verdict,
+            outcome=row.outcome,
+            digest=row.digest,
+            effect_id=row.effect_id,
+            started_us=row.started_us,
+            duration_us=row.duration_us,
+            body=row.body,
+            hash=b"",
+        )

@@ -1,0 +1,171 @@
+"""The inbox of parked calls: list, show, approve, deny."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from ringfence.kernel.journal.store_approvals import approval_key
+from ringfence.kernel.journal.types import ApprovalRecord
+from ringfence.kernel.operations.kernel import Kernel, rfc3339
+from ringfence.kernel.problems import Problem, bad_usage, conflict
+from ringfence.policy.types import Verdict
+from ringfence.syscalls.codec import decode_arguments
+from ringfence.syscalls.errors import SyscallError
+
+REASON_CHARS_MAX = 2000
+
+
+async def approvals(kernel: Kernel, name: str, *, everything: bool) -> dict[str, Any]:
+    """Parked calls, oldest first."""
+    agent = (await kernel.record(name)).key if name else None
+    records = await kernel.core.store.approvals(agent, everything=everything)
+    names = {record.key: record for record in await kernel.core.store.agents(all=True)}
+    found = [
+        document(record, names[record.agent].id, names[record.agent].name)
+        for record in reversed(records)
+        if record.agent in names
+    ]
+    return {"approvals": found}
+
+
+def document(record: ApprovalRecord, agent: str, name: str) -> dict[str, Any]:
+    """One approval as scripts read it."""
+    age = (record.decided_at or datetime.now(UTC)) - record.created_at
+    return {
+        "id": record.id,
+        "agent": agent,
+        "name": name,
+        "step": record.step,
+        "action": record.action,
+        "resource": record.resource,
+        "effect": record.effect,
+        "arguments": msgspec.json.decode(record.arguments),
+        "edited": None if record.edited is None else msgspec.json.decode(record.edited),
+        "rules": list(dict.fromkeys(str(ask[0]) for ask in record.asks)),
+        "detail": dict(record.detail),
+        "state": record.state,
+        "age_ms": int(age.total_seconds() * 1000),
+        "created_at": rfc3339(record.created_at),
+        "expires_at": rfc3339(record.expires_at),
+        "decided_at": rfc3339(record.decided_at),
+        "decided_by": record.decided_by,
+        "reason": record.reason or None,
+    }
+
+
+async def show(kernel: Kernel, approval_id: str) -> dict[str, Any]:
+    """One of them with everything that is to be decided."""
+    record = await _record(kernel, approval_id)
+    agent = await kernel.core.store.agent_by_key(record.agent)
+    shown = document(record, "" if agent is None else agent.id, "" if agent is None else agent.name)
+    if agent is not None:
+        shown["why"] = await _why(kernel, record, agent.id)
+    return shown
+
+
+async def _why(kernel: Kernel, record: ApprovalRecord, agent: str) -> list[str]:
+    """The texts of the rules that ask."""
+    thread = await kernel.thread(agent)
+    texts = {rule.id: f"{rule.id} '{rule.text}' of the {rule.origin}" for rule in thread.rights.policy.rules}
+    rules = dict.fromkeys(str(ask[0]) for ask in record.asks)
+    return [texts.get(rule, "the program itself" if rule == "program" else rule) for rule in rules]
+
+
+async def approve(
+    kernel: Kernel, approval_id: str, arguments: bytes, reason: str, operator: str
+) -> dict[str, Any]:
+    """Let a parked call run, once."""
+    record = await _waiting(kernel, approval_id)
+    edited = await _edited(kernel, record, arguments) if arguments else None
+    return await _decide(kernel, record, "approved", operator, reason, edited)
+
+
+async def deny(kernel: Kernel, approval_id: str, reason: str, operator: str) -> dict[str, Any]:
+    """Refuse a parked call; its agent is told why."""
+    if not reason.strip():
+        raise bad_usage("the reason is empty; the agent and whoever audits it are told: --reason TEXT")
+    return await _decide(kernel, await _waiting(kernel, approval_id), "denied", operator, reason, None)
+
+
+async def _decide(
+    kernel: Kernel, record: ApprovalRecord, state: str, operator: str, reason: str, edited: str | None
+) -> dict[str, Any]:
+    if len(reason) > REASON_CHARS_MAX:
+        raise bad_usage(f"the reason has {len(reason)} characters; the limit is {REASON_CHARS_MAX}")
+    agent = await kernel.core.store.agent_by_key(record.agent)
+    owner = "" if agent is None else agent.id
+    # INVARIANT: on record before it counts: a decision that nobody can find again would be worse than one made twice.
+    await kernel.core.operator_event(
+        f"operator.{'approve' if state == 'approved' else 'deny'}",
+        owner,
+        operator=operator,
+        approval=record.id,
+        step=record.step,
+        edited=edited is not None,
+        reason=reason,
+    )
+    decided = await kernel.core.store.decide_approval(record.key, state, operator, reason, edited)
+    if decided is None:
+        raise _decided_before(await _record(kernel, record.id))
+    # Its own kernel may be this one: no need to wait for the notification.
+    kernel.core.approvals.notice(record.agent)
+    return {"id": record.id, "agent": owner, "step": record.step, "state": state}
+
+
+async def _edited(kernel: Kernel, record: ApprovalRecord, raw: bytes) -> str:
+    """Canonical arguments that an operator gives in place of the agent's; refused where they can't be called at all."""
+    row = kernel.core.table.get(record.action)
+    if row is None:
+        raise conflict(f"this release has no syscall `{record.action}`; deny {record.id}")
+    agent = await kernel.core.store.agent_by_key(record.agent)
+    if agent is None:
+        raise conflict(f"the agent of {record.id} is gone")
+    thread = await kernel.thread(agent.id)
+    try:
+        arguments, canonical, _ = decode_arguments(row, raw)
+        plan = row.body.plan(arguments, thread.environment)
+    except SyscallError as error:
+        raise bad_usage(f"the edited arguments are refused: {error.message}") from error
+    judgement = thread.rights.judge(tuple(plan.questions), record.effect)
+    if judgement.verdict is Verdict.DENY:
+        text = f"the edited call is denied: {judgement.decision.reason}"
+        raise Problem(text, exit_code=3, reason="Denied")
+    return canonical.decode()
+
+
+async def _record(kernel: Kernel, approval_id: str) -> ApprovalRecord:
+    key = approval_key(approval_id)
+    record = None if key is None else await kernel.core.store.approval(key)
+    if record is None:
+        raise Problem(
+            f"there is no approval `{approval_id[:80]}` and never was one; see: ringfence approvals --all",
+            exit_code=4,
+            reason="NoSuchApproval",
+        )
+    return record
+
+
+async def _waiting(kernel: Kernel, approval_id: str) -> ApprovalRecord:
+    record = await _record(kernel, approval_id)
+    if record.state != "pending":
+        raise _decided_before(record)
+    if record.expires_at <= datetime.now(UTC):
+        raise conflict(
+            f"approval {record.id} ran out at {rfc3339(record.expires_at)}; the agent has to ask anew"
+        )
+    return record
+
+
+def _decided_before(record: ApprovalRecord) -> Problem:
+    """Why nobody can decide it any more."""
+    at = rfc3339(record.decided_at)
+    texts = {
+        "approved": f"already approved by {record.decided_by} at {at}",
+        "denied": f"already denied by {record.decided_by} at {at}: {record.reason}",
+        "expired": f"it ran out at {rfc3339(record.expires_at)}; the agent has to ask anew",
+        "voided": f"it was closed at {at}: {record.reason}",
+    }
+    default = f"it ran out at {rfc3339(record.expires_at)}; the agent has to ask anew"
+    return conflict(f"approval {record.id}: {texts.get(record.state, default)}")

@@ -1,0 +1,269 @@
+"""The changes that a command of exec.run left: judged, protected, asked about, applied all or not at all."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from ringfence.policy.types import Verdict
+from ringfence.sandbox import changes as overlay
+from ringfence.sandbox.changes import Change, ChangesError, ChangeSet
+from ringfence.sandbox.names import shown
+from ringfence.sandbox.snapshots import PointManifest, SnapshotError
+from ringfence.sandbox.workspace import WorkspaceError
+from ringfence.syscalls import errors, fs_common
+from ringfence.syscalls.base import Call, Effect, Env, Question
+
+_MOST_RECORDED = 1000
+_MOST_COVERS = 256
+_MOST_DIFFED = 50
+_MOST_DIFF_CHARS = 64 << 10
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What the journal keeps before anything is applied.
+
+    Attributes:
+        point: rollback point that holds the change set, and before- and after-fingerprints of every path.
+        changes: the change set for people; only its size where it is very long.
+        base: fingerprint of each path before.
+    """
+
+    point: str
+    result: msgspec.Raw
+    changes: list[tuple[str, str]]
+    base: dict[str, str]
+    count: int
+
+
+def questions_of(changes: ChangeSet) -> list[Question]:
+    """What policy has to allow: every written path as fs.write, every removed one as fs.delete."""
+    questions = [Question(action="fs.write", resource=path) for path in changes.written]
+    return questions + [Question(action="fs.delete", resource=path) for path in changes.removed]
+
+
+async def read(call: Call, upper: Path) -> ChangeSet:
+    """Read the change set.
+
+    Raises:
+        Denied: something in it never enters a workspace.
+    """
+
+    def read() -> ChangeSet:
+        overlay.sync_upper(upper)
+        return overlay.read_changes(upper, call.env.workspace.root)
+
+    changes = await fs_common.in_thread(read)
+    for change in changes.changes:
+        _refuse_special(change)
+    return changes
+
+
+async def verdicts_on(call: Call, changes: ChangeSet) -> set[Verdict]:
+    """Put every path of a change set to policy; one deny refuses all.
+
+    Raises:
+        Denied: a rule.
+    """
+    verdicts = await fs_common.judge_all(call, questions_of(changes))
+    if changes.removed:
+        call.raise_effect(Effect.DESTROY)
+    return verdicts
+
+
+def _refuse_special(change: Change) -> None:
+    if change.kind == "remove":
+        return
+    what = f"a {change.node}" if change.node not in {"file", "directory", "link"} else ""
+    if change.setid:
+        what = "a file with the set-user-id or set-group-id bit"
+    if what:
+        raise errors.Denied(
+            f"the command left {what} at `{shown(change.path)}`, which no workspace may hold; nothing was applied",
+            rule="",
+        )
+
+
+async def protect(call: Call, upper: Path, changes: ChangeSet) -> PointManifest:
+    """Take the point, with what recovery needs to apply the changes to the end."""
+
+    def capture() -> PointManifest:
+        return call.env.snapshots.capture(
+            f"p{call.step}",
+            call.env.workspace,
+            changes.paths(),
+            expect=overlay.expected(upper, changes),
+            extra={"changes": changes.to_json()},
+            beneath=False,
+        )
+
+    try:
+        manifest = await fs_common.in_thread(capture)
+    except (SnapshotError, OSError) as error:
+        raise errors.SnapshotFailed(f"no rollback point, so nothing was applied: {error}") from error
+    call.add_point(covers_of(manifest), "workspace", manifest.size_bytes)
+    return manifest
+
+
+def covers_of(manifest: PointManifest) -> list[str]:
+    """What people see that a point covers: all paths, or the outermost ones where that would be too many."""
+    paths = [entry.path for entry in manifest.paths]
+    if len(paths) <= _MOST_COVERS:
+        return paths
+    known = set(paths)
+    return [path for path in paths if path.rpartition("/")[0] not in known]
+
+
+def record_of(call: Call, result: msgspec.Struct, changes: ChangeSet, manifest: PointManifest) -> Record:
+    """What the journal keeps of a change set before anything is applied."""
+    short = len(changes.changes) <= _MOST_RECORDED
+    return Record(
+        point=f"p{call.step}",
+        result=msgspec.Raw(msgspec.json.encode(result)),
+        changes=[(change.kind, change.path) for change in changes.changes] if short else [],
+        base={entry.path: entry.before for entry in manifest.paths} if short else {},
+        count=len(changes.changes),
+    )
+
+
+async def _apply(call: Call, upper: Path, changes: ChangeSet, manifest: PointManifest) -> None:
+    """Apply all, or put back what was applied.
+
+    Raises:
+        CallFailed: it could not be applied, and everything is as it was.
+        OutcomeUnknown: nor could it be put back.
+    """
+    env = call.env
+    try:
+        await fs_common.in_thread(lambda: apply_all(env, upper, changes), effect=True)
+    except ChangesError as error:
+        try:
+            await fs_common.in_thread(lambda: _put_back(env, manifest), effect=True)
+        except (SnapshotError, WorkspaceError) as worse:
+            raise errors.OutcomeUnknown(
+                f"the changes were applied in part ({error}) and could not be put back ({worse}); "
+                f"roll back to `{manifest.point}`"
+            ) from worse
+        raise errors.CallFailed(f"{error}; nothing was changed") from error
+
+
+def apply_all(env: Env, upper: Path, changes: ChangeSet) -> None:
+    """Apply a change set to the live workspace; may be run again from the start.
+
+    Raises:
+        ChangesError: it can't be applied.
+    """
+    overlay.apply_changes(upper, env.workspace.root, changes, uid=env.uid)
+
+
+def _put_back(env: Env, manifest: PointManifest) -> None:
+    untouched = all(env.workspace.fingerprint(entry.path) == entry.before for entry in manifest.paths)
+    if not untouched:
+        restored = env.snapshots.plan_restore(env.workspace, [manifest.point])
+        env.snapshots.restore(env.workspace, restored.items)
+
+
+def load(call: Call, point: str) -> PointManifest:
+    """The point that holds a recorded change set.
+
+    Raises:
+        OutcomeUnknown: it can't be read or is gone.
+    """
+    try:
+        manifest = call.env.snapshots.load(point)
+    except SnapshotError as error:
+        raise errors.OutcomeUnknown(f"can't tell whether step {call.step} happened: {error}") from error
+    if manifest is None:
+        raise errors.OutcomeUnknown(
+            f"the rollback point of step {call.step} is gone; settle it with `ringfence resolve`"
+        )
+    return manifest
+
+
+def compare(env: Env, manifest: PointManifest) -> tuple[bool, bool]:
+    """Whether all paths are as the command left them, and whether all are as they were."""
+    done = untouched = True
+    for entry in manifest.paths:
+        try:
+            current = env.workspace.fingerprint(entry.path)
+        except WorkspaceError as error:
+            raise errors.OutcomeUnknown(
+                f"can't tell what became of `{shown(entry.path)}`: {error}"
+            ) from error
+        after = manifest.expect.get(entry.path, entry.before)
+        if current not in {entry.before, after}:
+            raise errors.OutcomeUnknown(
+                f"`{shown(entry.path)}` is neither as it was before the crash nor as the command left it; "
+                "look at it and settle the step with `ringfence resolve`",
+                path=shown(entry.path),
+            )
+        done = done and current == after
+        untouched = untouched and current == entry.before
+    return done, untouched
+
+
+async def commit_staged(call: Call, scratch: Path, changes: ChangeSet, manifest: PointManifest) -> None:
+    """Ask a person about staged changes, then apply them if the workspace is still what they were made from."""
+    upper = scratch / "upper"
+    await call.confirm(questions_of(changes), detail=_detail(call, changes, upper))
+    async with call.env.lock():
+        done, untouched = await fs_common.in_thread(lambda: _compare_staged(call.env, manifest))
+        if done:
+            return  # an approval that a crash cut off after the changes were in
+        if not untouched:
+            raise errors.Conflict(
+                "the workspace changed while the changes waited for approval; nothing was applied: run the command again"
+            )
+        try:
+            await commit(call, upper, changes, manifest)
+        except ChangesError as error:
+            raise errors.CallFailed(str(error)) from error
+
+
+def _compare_staged(env: Env, manifest: PointManifest) -> tuple[bool, bool]:
+    try:
+        return compare(env, manifest)
+    except errors.OutcomeUnknown:
+        # Nothing of ours is applied in part before an approval, so somebody else's change is in the way.
+        return False, False
+
+
+def _detail(call: Call, changes: ChangeSet, upper: Path) -> dict[str, Any]:
+    """What a person is shown: every change, and a diff of short texts."""
+    listed = changes.changes[:_MOST_RECORDED]
+    parts = [_text_diff(call.env, upper, change) for change in listed[:_MOST_DIFFED]]
+    return {
+        "command": shlex.join(call.plan.questions[0].resource),
+        "changes": [{"kind": change.kind, "path": change.path} for change in listed],
+        "touches": len(changes.changes),
+        "diff": "".join(parts)[:_MOST_DIFF_CHARS],
+    }
+
+
+async def commit(call: Call, upper: Path, changes: ChangeSet, manifest: PointManifest) -> None:
+    """Apply a change set behind its point, after one last look at policy and lease."""
+    await call.failpoint("before_apply")
+    await call.check_live()
+    await _apply(call, upper, changes, manifest)
+    await call.failpoint("after_apply")
+
+
+def _text_diff(env: Env, upper: Path, change: Change) -> str:
+    """A unified diff of one change; empty where a side is no short text."""
+    if change.node != "file" and change.kind != "remove":
+        return ""
+    try:
+        old, new = b"", b""
+        if change.kind != "create":
+            old = env.workspace.read(change.path, limit=_MOST_DIFF_CHARS + 1).data
+        if change.kind != "remove":
+            new = overlay.content_of(upper, change, _MOST_DIFF_CHARS) or b""
+        if len(old) > _MOST_DIFF_CHARS:
+            return ""
+        sides = [old.decode().splitlines(keepends=True), new.decode().splitlines(keepends=True)]
+    except (OSError, UnicodeDecodeError, WorkspaceError):
+        return ""
+    return "".join(difflib.unified_diff(sides[0], sides[1], f"now{change.path}", f"then{change.path}"))

@@ -1,0 +1,109 @@
+"""Every example does what its README says, by the commands a reader would type."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.kernels import eventually
+from support.scenes import Scene, console, scene_of_its_own
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.postgres]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def scene(postgres_server: Any, template_database: str) -> Iterator[Scene]:
+    with scene_of_its_own(postgres_server, template_database) as scene:
+        yield scene
+
+
+def typed(scene: Scene, *words: str, code: int = 0) -> str:
+    """A command line of the README; its exit code is looked at."""
+    done = console(*words, "--data", str(scene.kernel.data), cwd=EXAMPLES.parent)
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+def submitted(scene: Scene, name: str, *more: str) -> str:
+    document = typed(scene, "submit", f"examples/{name}/manifest.yaml", *more, "--json")
+    return json.loads(document)["id"]
+
+
+def test_every_example_has_a_readme_and_a_manifest() -> None:
+    found = [path for path in EXAMPLES.iterdir() if path.is_dir()]
+    assert len(found) >= 5
+    for path in found:
+        assert (path / "README.md").is_file(), path
+        assert (path / "manifest.yaml").is_file(), path
+
+
+def test_the_ledger_adds_up_whatever_is_killed(scene: Scene) -> None:
+    agent = submitted(scene, "ledger")
+    report = scene.live(agent) / "out/report.md"
+    for months in (2, 5):
+        eventually(
+            lambda wanted=months: report.exists() and report.read_text().count("| 2026-") >= wanted,
+            "the report does not grow",
+        )
+        with contextlib.suppress(ProcessLookupError, TypeError):  # it may just be between two starts
+            os.kill(scene.show(agent)["pid"], signal.SIGKILL)
+    scene.await_end(agent)
+    rows = re.findall(r"^\| (2026-\d\d) \| \w+ \| ([\d.]+) \|$", report.read_text(), re.MULTILINE)
+    assert [month for month, _ in rows] == [f"2026-{m:02d}" for m in range(1, 13)]
+    assert f"The year: {sum(Decimal(amount) for _, amount in rows)}" in report.read_text()
+
+
+def test_the_clerks_never_sell_what_is_gone(scene: Scene) -> None:
+    agents = [submitted(scene, "stock", "--name", name) for name in ("anna", "ben")]
+    for agent in agents:
+        scene.await_end(agent)
+    said = [typed(scene, "logs", name) for name in ("anna", "ben")]
+    assert sum(int(re.match(r"sold (\d+) of 15", text)[1]) for text in said) == 20
+    (row,) = scene.sql("select value from state where key = 'stock/kettles'")
+    assert json.loads(bytes(row[0])) == 0
+
+
+def test_the_cleanup_removes_what_a_person_approves(scene: Scene) -> None:
+    agent = submitted(scene, "cleanup")
+
+    def waiting() -> dict[str, Any]:
+        found: list[dict[str, Any]] = []
+
+        def there() -> bool:
+            found[:] = json.loads(typed(scene, "approvals", "--json"))
+            return bool(found)
+
+        eventually(there, "nothing waits")
+        return found[0]
+
+    question = waiting()
+    assert "3 uploads" in typed(scene, "approvals", "show", question["id"])
+    typed(scene, "approvals", "approve", question["id"], "--reason", "yes, but keep contracts")
+    for _ in range(3):
+        asked = waiting()
+        if "contract" in asked["resource"]:
+            typed(scene, "approvals", "deny", asked["id"], "--reason", "somebody still needs it")
+        else:
+            typed(scene, "approvals", "approve", asked["id"])
+        eventually(
+            lambda seen=asked["id"]: all(
+                a["id"] != seen for a in json.loads(typed(scene, "approvals", "--json"))
+            ),
+            "the approval does not go",
+        )
+    scene.await_end(agent)
+    assert sorted(p.name for p in (scene.live(agent) / "uploads").iterdir()) == [
+        "contract.txt",
+        "invoice-0042.pdf.part",
+    ]
+    assert "somebody still needs it" in typed(scene, "logs", "cleanup")

@@ -6,6 +6,7 @@ by separate processes: an HTTP counter, the target database, the files on disk.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -62,6 +63,14 @@ with agent.boot() as rf:
         rf.sql.query("target", "select count(*) as n from stock")
     elif name == "read":
         rf.fs.read_text("read.txt")
+    elif name == "send":
+        rf.messages.send(job["peer"], job["id"])
+    elif name == "receive":
+        rf.artifacts.put("received", rf.messages.receive().text)
+    elif name == "memory":
+        rf.memory.append("counted", space=job["id"])
+    elif name == "artifact":
+        rf.artifacts.put("counted", job["id"])
     rf.checkpoint.save({"done": True})
 """
 
@@ -79,6 +88,9 @@ spec:
       - http.*: "{base}/**"
       - http.*: "{plain}/**"
       - sql.*: {{database: target}}
+      - messages.*: "*"
+      - memory.*: "**"
+      - artifacts.*: "*"
   restart: {{policy: on-failure, max: 3}}
 """
 
@@ -107,6 +119,10 @@ ACTIONS = {
     "get": "http.get",
     "select": "sql.read",
     "read": "fs.read",
+    "send": "messages.send",
+    "receive": "messages.receive",
+    "memory": "memory.append",
+    "artifact": "artifacts.put",
 }
 
 WORKSPACE = {
@@ -132,9 +148,14 @@ POINTS = (
     "before_outcome",
     "after_outcome",
 )
-ATOMIC = {"state", "put"}
+ATOMIC = {"state", "put", "send", "receive", "memory", "artifact"}
 NO_INTENT = {"read"}
 READS = {"get", "select"}
+
+
+ARTIFACTS = (
+    "select f.name, f.version, f.ref from artifacts f join agents a on a.key = f.agent where a.id = %s"
+)
 
 
 def passes(name: str, point: str) -> bool:
@@ -196,6 +217,7 @@ class Matrix:
         self.names = [name for name in ACTIONS if passes(name, point)]
         self.ids = {name: f"{name}-{point}-{tag}".replace("_", "-") for name in self.names}
         self.agents: dict[str, str] = {}
+        self._peer = ""
 
     def submit(self) -> None:
         base, plain = self.keyed.base, self.plain.base
@@ -209,10 +231,29 @@ class Matrix:
             self.kernel.arm(f"{action}:{self.point}")
         for name in self.names:
             manifest = MANIFEST.format(name=self.ids[name], base=base, plain=plain)
-            job = {"name": name, "id": self.ids[name], "base": base, "plain": plain}
+            job = {
+                "name": name,
+                "id": self.ids[name],
+                "base": base,
+                "plain": plain,
+                "peer": self.peer() if name == "send" else "",
+            }
             self.agents[name] = self.kernel.operator.submit(
                 manifest, WORKSPACE, input_bytes=json.dumps(job).encode()
             )
+            if name == "receive":
+                for text in ("first", "second"):
+                    self.kernel.operator.ask("Send", agent=self.agents[name], text=text)
+
+    def peer(self) -> str:
+        """An agent that only has a mailbox."""
+        if not self._peer:
+            text = MANIFEST.replace("[python, agent.py]", "[sleep, '100000']")
+            manifest = text.format(
+                name=f"peer-{len(self.names)}", base=self.keyed.base, plain=self.plain.base
+            )
+            self._peer = self.kernel.operator.submit(manifest, {})
+        return self._peer
 
     def await_hits(self) -> None:
         """Every agent stands at its failpoint: its second call is under way and goes no further."""
@@ -279,8 +320,9 @@ class Matrix:
             assert None not in keys, where
         if name == "unknown":
             assert len(self.plain.deliveries(f"/plain/{self.ids[name]}")) == 1, where
-        if name in ATOMIC:
+        if name in ("state", "put"):
             assert self.state_of(self.ids[name]) == 1, where
+        self.count_kept(name)
         if name in ("insert", "remove"):
             with target_of(self.kernel.data) as connection:
                 table, expected = ("counted", 1) if name == "insert" else ("stock", 0)
@@ -289,14 +331,44 @@ class Matrix:
                 ).fetchone()
                 assert row == (expected,), where
 
+    def count_kept(self, name: str) -> None:
+        where = (name, self.point)
+        if name == "send":
+            assert self.rows("select body from messages where sender = %s", name) == [(self.ids[name],)], (
+                where
+            )
+        if name == "receive":
+            taken = self.rows(
+                "select m.body, m.taken_step is not null, count(t.step) from messages m "
+                "left join message_takes t on t.message = m.key join agents a on a.key = m.recipient "
+                "where a.id = %s group by m.key order by m.key",
+                name,
+            )
+            assert taken == [("first", True, 1), ("second", False, 0)], where
+            first = hashlib.sha256(b"first").hexdigest()
+            assert self.rows(ARTIFACTS, name) == [("received", 1, first)], where
+        if name == "memory":
+            kept = "select m.text, m.space from memories m join agents a on a.key = m.agent where a.id = %s"
+            assert self.rows(kept, name) == [("counted", self.ids[name])], where
+        if name == "artifact":
+            ref = hashlib.sha256(self.ids[name].encode()).hexdigest()
+            assert self.rows(ARTIFACTS, name) == [("counted", 1, ref)], where
+            assert (self.kernel.data / "artifacts" / ref[:2] / ref[2:]).exists(), where
+
     def state_of(self, key: str) -> Any:
+        ((value,),) = self.asked("select value from state where key = %s", key)
+        return json.loads(bytes(value))
+
+    def rows(self, statement: str, name: str) -> list[tuple[Any, ...]]:
+        """Asks the kernel's database about the agent of a job."""
+        return self.asked(statement, self.agents[name])
+
+    def asked(self, statement: str, value: str) -> list[tuple[Any, ...]]:
         import psycopg
         from ringfence.kernel.postgres import EmbeddedPostgres
 
         with psycopg.connect(EmbeddedPostgres(self.kernel.data).dsn()) as connection:
-            row = connection.execute("select value from state where key = %s", [key]).fetchone()
-        assert row is not None
-        return json.loads(bytes(row[0]))
+            return connection.execute(statement, [value]).fetchall()
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -132,3 +132,10 @@ async def test_what_is_said_during_a_try_counts_when_it_found_nothing(heart, mon
     go.set()
     assert await ending in {"cancelled", "finished"}
     assert isinstance((await call).failure, Killed)
+
+
+async def test_a_try_that_has_to_be_decided_again_is_made_again_without_waiting(heart, dsn):
+    await add_note(dsn)
+    await heart.core.store.revoke(heart.thread.key, [])  # moves the epoch and takes nothing away
+    assert json.loads((await begin(heart)).result) == {"version": 1}
+    assert heart.taker.waits == 1

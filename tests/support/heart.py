@@ -135,14 +135,20 @@ class Heart:
         self._tasks: list[asyncio.Task[Answer]] = []
 
     async def agent(
-        self, *, allow: Iterable[str] = (), ask: Iterable[str] = (), more: str = "", started: bool = False
+        self,
+        *,
+        allow: Iterable[str] = (),
+        ask: Iterable[str] = (),
+        more: str = "",
+        started: bool = False,
+        name: str = "heart",
     ) -> Thread:
         """An agent of this kernel; its program is not started unless asked."""
-        text = manifest_of("heart", ["true"], allow=allow, ask=ask, more=more)
+        text = manifest_of(name, ["true"], allow=allow, ask=ask, more=more)
         manifest = parse_manifest(text)
         grants = [(r.verdict.value, r.text) for r in manifest.rules if r.verdict is not Verdict.DENY]
         record = await self.core.store.create_agent(
-            name="heart",
+            name=name,
             thread="",
             manifest=text,
             source="test",

@@ -14,6 +14,7 @@ from ringfence.console import (
     commands_audit,
     commands_doctor,
     commands_kernel,
+    commands_messages,
     commands_output,
     commands_policy,
     commands_rights,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "The kernel": ("up", "down", "status", "doctor", "reload", "secrets"),
-    "Agents": ("submit", "ps", "show", "logs", "steps", "pause", "resume", "start", "kill", "pull"),
+    "Agents": ("submit", "ps", "show", "logs", "steps", "pause", "resume", "start", "kill", "send", "pull"),
     "What they may do": ("grant", "revoke", "approvals", "policy"),
     "Undo and settle": ("points", "rollback", "diff", "resolve"),
     "Evidence": ("audit", "demo"),
@@ -96,6 +97,7 @@ def build() -> Root:
         commands_submit,
         commands_agents,
         commands_output,
+        commands_messages,
         commands_rights,
         commands_undo,
         commands_audit,

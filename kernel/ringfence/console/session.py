@@ -135,23 +135,26 @@ class Commands:
     def __init__(self) -> None:
         self._made: list[Leaf] = []
 
-    def add(self, name: str, *examples: str) -> Callable[[F], F]:
+    def add(self, name: str, *examples: str, own_json: bool = False) -> Callable[[F], F]:
         """Declare a command: its first parameter is the `Session`, it returns its exit code (None: 0).
 
         Args:
             name: as it is typed.
             *examples: command lines for its help.
+            own_json: whether it declares `--json` itself.
         """
 
         def declare(function: F) -> F:
             @functools.wraps(function)
             def callback(**values: Any) -> int:
-                session = _session(click.get_current_context(), {name: values.pop(name) for name in _GLOBALS})
+                session = _session(
+                    click.get_current_context(), {name: values.pop(name, None) for name in _GLOBALS}
+                )
                 return int(function(session, **values) or 0)
 
             made = click.command(name, cls=Leaf)(callback)
             made.examples = examples
-            made.params.extend(global_options())
+            made.params.extend(o for o in global_options() if not (own_json and o.name == "as_json"))
             self._made.append(made)
             return function
 

@@ -25,6 +25,7 @@ from ringfence.kernel.journal.types import (
     Unavailable,
 )
 from ringfence.kernel.journal.writer import Journal
+from ringfence.kernel.mailboxes import Mailboxes
 from ringfence.kernel.thread import Thread
 from ringfence.syscalls.base import Atomic
 from ringfence.syscalls.errors import Fenced, InvalidRequest, JournalUnavailable
@@ -63,11 +64,14 @@ class Core:
     fence: int
     lease: Lease = field(default_factory=Lease)
     threads: dict[AgentKey, Thread] = field(default_factory=dict[AgentKey, Thread])
+    mailboxes: Mailboxes = field(init=False)
     stopping: bool = False
     approvals: Approvals = field(init=False)
 
     def __post_init__(self) -> None:
+        """Make what follows from the other parts."""
         self.approvals = Approvals(self)
+        self.mailboxes = Mailboxes(self.store, self.kernel)
 
     async def append(self, entry: Entry) -> Any:
         """Append before an effect: nothing may run if it does not commit.

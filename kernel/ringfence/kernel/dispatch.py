@@ -303,6 +303,8 @@ class Dispatcher:
 
     async def _try(self, flight: Flight) -> Answer:
         row, thread = flight.row, flight.thread
+        if row.locates:
+            await flight.locate()
         await self._admission.decide(flight)
         wait = thread.budgets.rate_wait(row.action, flight.deadline_s)
         if wait > 0:

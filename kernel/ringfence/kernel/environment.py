@@ -10,7 +10,9 @@ from pathlib import Path
 
 from ringfence.kernel.config import GRPC_ENVIRONMENT
 from ringfence.kernel.journal.store import Store
+from ringfence.kernel.mailboxes import Mailbox, Mailboxes
 from ringfence.kernel.rights import Rights
+from ringfence.kernel.shelves import AgentArtifacts, AgentMemory
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.types import Limits, Sandbox
 from ringfence.sandbox.workspace import Workspace
@@ -85,6 +87,11 @@ class AgentEnvironment:
         self,
         *,
         agent: str,
+        name: str,
+        mailbox: Mailbox,
+        peers: Mailboxes,
+        memory: AgentMemory,
+        artifacts: AgentArtifacts,
         workspace: Workspace,
         snapshots: SnapshotStore,
         sandbox: Sandbox,
@@ -99,6 +106,11 @@ class AgentEnvironment:
         rights: Rights,
     ) -> None:
         self.agent = agent
+        self.name = name
+        self.mailbox = mailbox
+        self.peers = peers
+        self.memory = memory
+        self.artifacts = artifacts
         self.workspace = workspace
         self.snapshots = snapshots
         self.sandbox = sandbox

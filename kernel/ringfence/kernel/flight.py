@@ -186,6 +186,12 @@ class Flight(FlightState):
         if self.plan.effect is not None:
             self.effect = self.plan.effect
 
+    async def locate(self) -> None:
+        """Plan the call again where what its arguments name had to be looked up."""
+        plan = await self.row.body.locate(self.arguments, self.thread.environment)
+        if plan is not None:
+            self.plan, self.questions = plan, list(plan.questions)
+
     # -- rights and totals ----------------------------------------------------------------------------------------
 
     def decided(self, rights: Rights, judgement: Judgement) -> None:

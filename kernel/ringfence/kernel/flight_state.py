@@ -31,7 +31,6 @@ class FlightState:
         "_core",
         "_deadline",
         "_span_s",
-        "_span_s",
         "answer",
         "approval",
         "approved",
@@ -52,6 +51,7 @@ class FlightState:
         "lane",
         "lane_step",
         "look",
+        "memo",
         "plan",
         "point",
         "progress",
@@ -103,6 +103,7 @@ class FlightState:
         self.judgement: Judgement | None = None
         self.questions: list[Question] = []
         self.rights: Rights | None = None
+        self.memo: dict[str, Any] = {}
         self.used: frozenset[str] = frozenset()
         self.reserved: tuple[str, ...] = ()
         self.rerun = False

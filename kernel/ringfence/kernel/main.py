@@ -327,6 +327,7 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
         await _drain(core, drain[0])
         # Before the programs are ended: it starts some.
         await takeover.close()
+        await core.mailboxes.close()
         await kernel.processes.stop_all()
         for task in tasks:
             task.cancel()
@@ -342,6 +343,7 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
         asyncio.create_task(kernel.anchor.run(core.journal, core.store), name="ringfence anchor"),
     ]
     stack.push_async_callback(close)
+    await core.mailboxes.open()
     await takeover.open()
     with contextlib.suppress(FileNotFoundError):
         kernel.layout.operator_socket.unlink()

@@ -23,6 +23,7 @@ from ringfence.kernel.recovery import settle_unfinished
 from ringfence.kernel.replay import Effects, Lineage, Replay
 from ringfence.kernel.resources import Resources
 from ringfence.kernel.rights import Rights
+from ringfence.kernel.shelves import AgentArtifacts, AgentMemory
 from ringfence.kernel.thread import Thread
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.manifest_types import Manifest
@@ -152,6 +153,10 @@ class Ownership:
         thread.loaded = False
         await self.load_replay(thread)
 
+    def _branch(self, key: AgentKey) -> int:
+        thread = self.core.threads.get(key)
+        return 0 if thread is None else thread.branch
+
     # -- parts ----------------------------------------------------------------------------------------------------
 
     async def _rights(self, record: AgentRecord, manifest: Manifest) -> Rights:
@@ -171,6 +176,13 @@ class Ownership:
         box = manifest.sandbox
         return AgentEnvironment(
             agent=record.id,
+            name=record.name,
+            mailbox=self.core.mailboxes.of(record.key),
+            peers=self.core.mailboxes,
+            memory=AgentMemory(self.core.store, record.key),
+            artifacts=AgentArtifacts(
+                self.core.store, self.core.blobs, record.key, lambda: self._branch(record.key)
+            ),
             workspace=Workspace(home / "live", uid=uid),
             snapshots=SnapshotStore(self.layout.points(record.id)),
             sandbox=self.sandbox,

@@ -206,7 +206,12 @@ class Processes:
         if running.ending or self._core.stopping:
             return
         # An agent's death cancels nothing: its calls finish and are recorded before it is judged or started again.
-        flights = [f.answer for f in thread.flights.values() if f.answer is not None]
+        # One that waits for what may never come goes on by itself: the next start finds it again.
+        flights = [
+            f.answer
+            for f in thread.flights.values()
+            if f.answer is not None and (f.effect_started or not f.row.waits)
+        ]
         if flights and thread.state != "unknown":
             await asyncio.wait(flights, timeout=60)
         try:

@@ -11,12 +11,6 @@ from ringfence.v1 import options_pb2, syscalls_pb2
 _PLANNED: Final = (
     "llm.complete",
     "llm.embed",
-    "memory.append",
-    "memory.search",
-    "messages.receive",
-    "messages.send",
-    "artifacts.get",
-    "artifacts.put",
     "spawn",
 )
 """Rows of the design that have no method yet; manifests may name them already."""

@@ -207,6 +207,38 @@ class AgentRequest(_message.Message):
 Global___AgentRequest: _TypeAlias = AgentRequest  # noqa: Y015
 
 @_typing.final
+class SendRequest(_message.Message):
+    """Sends a message to an agent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    JSON_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """Id, or a name that only one agent has that has not ended."""
+    text: _builtins.str
+    """The message as text. Not set: `json` is the message."""
+    json: _builtins.bytes
+    """The message as one JSON value in UTF-8."""
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        text: _builtins.str | None = ...,
+        json: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "agent", b"agent", "json", b"json", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__text: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
+    _WhichOneofArgType__text: _TypeAlias = _typing.Literal["_text", b"_text"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__text) -> _WhichOneofReturnType__text | None: ...
+
+Global___SendRequest: _TypeAlias = SendRequest  # noqa: Y015
+
+@_typing.final
 class ListRequest(_message.Message):
     """Asks for agents."""
 

@@ -874,6 +874,8 @@ class ExecRunResponse(_message.Message):
     STDERR_BYTES_FIELD_NUMBER: _builtins.int
     CHANGED_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    STDOUT_REF_FIELD_NUMBER: _builtins.int
+    STDERR_REF_FIELD_NUMBER: _builtins.int
     exit_code: _builtins.int
     """Exit status; negative: the signal that ended it."""
     stdout: _builtins.bytes
@@ -886,6 +888,10 @@ class ExecRunResponse(_message.Message):
     """Bytes written to standard error in all."""
     reason: _builtins.str
     """Why it ended: `exit`, `signal`, `timeout`, `memory`, `disk`. Changes count only after `exit` or `signal`."""
+    stdout_ref: _builtins.str
+    """Artifact with all of standard output where `stdout` is only a part of it, for `artifacts.get`. Empty: `stdout` is all."""
+    stderr_ref: _builtins.str
+    """The same of standard error."""
     @_builtins.property
     def changed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Paths changed, as applied to the workspace."""
@@ -900,10 +906,12 @@ class ExecRunResponse(_message.Message):
         stderr_bytes: _builtins.int = ...,
         changed: _abc.Iterable[_builtins.str] | None = ...,
         reason: _builtins.str = ...,
+        stdout_ref: _builtins.str = ...,
+        stderr_ref: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "exit_code", b"exit_code", "reason", b"reason", "stderr", b"stderr", "stderr_bytes", b"stderr_bytes", "stdout", b"stdout", "stdout_bytes", b"stdout_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "exit_code", b"exit_code", "reason", b"reason", "stderr", b"stderr", "stderr_bytes", b"stderr_bytes", "stderr_ref", b"stderr_ref", "stdout", b"stdout", "stdout_bytes", b"stdout_bytes", "stdout_ref", b"stdout_ref"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1995,6 +2003,484 @@ class CheckpointSaveResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckpointSaveResponse: _TypeAlias = CheckpointSaveResponse  # noqa: Y015
+
+@_typing.final
+class MessagesSendRequest(_message.Message):
+    """Arguments of messages.send."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TO_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    JSON_FIELD_NUMBER: _builtins.int
+    to: _builtins.str
+    """Name or id of the agent that gets it."""
+    text: _builtins.str
+    """The message as text. Not set: `json` is the message."""
+    @_builtins.property
+    def json(self) -> _struct_pb2.Value:
+        """The message as any JSON value."""
+
+    def __init__(
+        self,
+        *,
+        to: _builtins.str = ...,
+        text: _builtins.str | None = ...,
+        json: _struct_pb2.Value | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "json", b"json", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "json", b"json", "text", b"text", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__text: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
+    _WhichOneofArgType__text: _TypeAlias = _typing.Literal["_text", b"_text"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__text) -> _WhichOneofReturnType__text | None: ...
+
+Global___MessagesSendRequest: _TypeAlias = MessagesSendRequest  # noqa: Y015
+
+@_typing.final
+class MessagesSendResponse(_message.Message):
+    """Result of messages.send."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Id of the message."""
+    to: _builtins.str
+    """Id of the agent that gets it."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        to: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MessagesSendResponse: _TypeAlias = MessagesSendResponse  # noqa: Y015
+
+@_typing.final
+class MessagesReceiveRequest(_message.Message):
+    """Arguments of messages.receive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    FROM_FIELD_NUMBER: _builtins.int
+    timeout_ms: _builtins.int
+    """How long to wait for a message, in milliseconds; 0: not at all. Not set: as long as it takes."""
+    def __init__(
+        self,
+        *,
+        timeout_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_ms", b"_timeout_ms", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_ms", b"_timeout_ms", "from", b"from", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__timeout_ms: _TypeAlias = _typing.Literal["timeout_ms"]  # noqa: Y015
+    _WhichOneofArgType__timeout_ms: _TypeAlias = _typing.Literal["_timeout_ms", b"_timeout_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_ms) -> _WhichOneofReturnType__timeout_ms | None: ...
+
+Global___MessagesReceiveRequest: _TypeAlias = MessagesReceiveRequest  # noqa: Y015
+
+@_typing.final
+class MessagesReceiveResponse(_message.Message):
+    """Result of messages.receive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def message(self) -> Global___ReceivedMessage:
+        """The message. Not set: none came in time."""
+
+    def __init__(
+        self,
+        *,
+        message: Global___ReceivedMessage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MessagesReceiveResponse: _TypeAlias = MessagesReceiveResponse  # noqa: Y015
+
+@_typing.final
+class ReceivedMessage(_message.Message):
+    """One message as its receiver gets it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    FROM_FIELD_NUMBER: _builtins.int
+    FROM_NAME_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    JSON_FIELD_NUMBER: _builtins.int
+    SENT_AT_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Id of the message."""
+    from_name: _builtins.str
+    """Name of the agent that sent it, or `operator`."""
+    text: _builtins.str
+    """The text; not set where it was sent as JSON."""
+    sent_at: _builtins.str
+    """When it was sent, RFC 3339 UTC."""
+    @_builtins.property
+    def json(self) -> _struct_pb2.Value:
+        """The JSON value."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        from_name: _builtins.str = ...,
+        text: _builtins.str | None = ...,
+        json: _struct_pb2.Value | None = ...,
+        sent_at: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "json", b"json", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "from", b"from", "from_name", b"from_name", "id", b"id", "json", b"json", "sent_at", b"sent_at", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__text: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
+    _WhichOneofArgType__text: _TypeAlias = _typing.Literal["_text", b"_text"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__text) -> _WhichOneofReturnType__text | None: ...
+
+Global___ReceivedMessage: _TypeAlias = ReceivedMessage  # noqa: Y015
+
+@_typing.final
+class MemoryAppendRequest(_message.Message):
+    """Arguments of memory.append."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    SPACE_FIELD_NUMBER: _builtins.int
+    LANGUAGE_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """What to keep."""
+    space: _builtins.str
+    """Where to keep it: a space that agents share. Empty or `own`: the agent's own."""
+    language: _builtins.str
+    """Language whose word forms count as one, such as `english`. Empty: `simple`, words as they are."""
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Words to filter by."""
+
+    @_builtins.property
+    def metadata(self) -> _struct_pb2.Value:
+        """A JSON object that comes back with the text."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
+        metadata: _struct_pb2.Value | None = ...,
+        space: _builtins.str = ...,
+        language: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["metadata", b"metadata"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["language", b"language", "metadata", b"metadata", "space", b"space", "tags", b"tags", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryAppendRequest: _TypeAlias = MemoryAppendRequest  # noqa: Y015
+
+@_typing.final
+class MemoryAppendResponse(_message.Message):
+    """Result of memory.append."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Id of the entry."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryAppendResponse: _TypeAlias = MemoryAppendResponse  # noqa: Y015
+
+@_typing.final
+class MemorySearchRequest(_message.Message):
+    """Arguments of memory.search."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    SPACE_FIELD_NUMBER: _builtins.int
+    LANGUAGE_FIELD_NUMBER: _builtins.int
+    query: _builtins.str
+    """Words to find; `"a phrase"`, `or` and `-without` as in a web search. Empty: the newest entries."""
+    limit: _builtins.int
+    """Most entries to return, up to 100; 0: 10."""
+    offset: _builtins.int
+    """How many of the best to pass over, up to 10000."""
+    space: _builtins.str
+    """Where to look: a space that agents share. Empty or `own`: the agent's own."""
+    language: _builtins.str
+    """Language of the words. Empty: `simple`."""
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only entries that have all of these tags."""
+
+    def __init__(
+        self,
+        *,
+        query: _builtins.str = ...,
+        limit: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
+        space: _builtins.str = ...,
+        language: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["language", b"language", "limit", b"limit", "offset", b"offset", "query", b"query", "space", b"space", "tags", b"tags"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemorySearchRequest: _TypeAlias = MemorySearchRequest  # noqa: Y015
+
+@_typing.final
+class MemorySearchResponse(_message.Message):
+    """Result of memory.search."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
+    truncated: _builtins.bool
+    """Whether there are more."""
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemoryEntry]:
+        """Best first."""
+
+    def __init__(
+        self,
+        *,
+        entries: _abc.Iterable[Global___MemoryEntry] | None = ...,
+        truncated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "truncated", b"truncated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemorySearchResponse: _TypeAlias = MemorySearchResponse  # noqa: Y015
+
+@_typing.final
+class MemoryEntry(_message.Message):
+    """One entry of a memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Id of the entry."""
+    text: _builtins.str
+    """The text."""
+    score: _builtins.float
+    """How well it fits; 0 without a query."""
+    created_at: _builtins.str
+    """When it was kept, RFC 3339 UTC."""
+    agent: _builtins.str
+    """Id of the agent that kept it."""
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its tags."""
+
+    @_builtins.property
+    def metadata(self) -> _struct_pb2.Value:
+        """The JSON object it was kept with."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        text: _builtins.str = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
+        metadata: _struct_pb2.Value | None = ...,
+        score: _builtins.float = ...,
+        created_at: _builtins.str = ...,
+        agent: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["metadata", b"metadata"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "created_at", b"created_at", "id", b"id", "metadata", b"metadata", "score", b"score", "tags", b"tags", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryEntry: _TypeAlias = MemoryEntry  # noqa: Y015
+
+@_typing.final
+class ArtifactsPutRequest(_message.Message):
+    """Arguments of artifacts.put."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    MEDIA_TYPE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name; each put of a name is a version of it."""
+    data: _builtins.bytes
+    """Content."""
+    media_type: _builtins.str
+    """Media type. Empty: `application/octet-stream`."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        data: _builtins.bytes = ...,
+        media_type: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "media_type", b"media_type", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArtifactsPutRequest: _TypeAlias = ArtifactsPutRequest  # noqa: Y015
+
+@_typing.final
+class ArtifactsPutResponse(_message.Message):
+    """Result of artifacts.put."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REF_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    ref: _builtins.str
+    """Reference: SHA-256 of the content, in hex."""
+    version: _builtins.int
+    """Version under this name, from 1."""
+    size_bytes: _builtins.int
+    """Size in bytes."""
+    def __init__(
+        self,
+        *,
+        ref: _builtins.str = ...,
+        version: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ref", b"ref", "size_bytes", b"size_bytes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArtifactsPutResponse: _TypeAlias = ArtifactsPutResponse  # noqa: Y015
+
+@_typing.final
+class ArtifactsGetRequest(_message.Message):
+    """Arguments of artifacts.get."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REF_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name. Empty: `ref` says which."""
+    ref: _builtins.str
+    """Reference of an artifact of this agent."""
+    version: _builtins.int
+    """Version of the name; 0: the newest."""
+    offset: _builtins.int
+    """First byte to return."""
+    limit: _builtins.int
+    """Most bytes to return; 0: as many as one call can carry."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        ref: _builtins.str = ...,
+        version: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "name", b"name", "offset", b"offset", "ref", b"ref", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArtifactsGetRequest: _TypeAlias = ArtifactsGetRequest  # noqa: Y015
+
+@_typing.final
+class ArtifactsGetResponse(_message.Message):
+    """Result of artifacts.get."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    REF_FIELD_NUMBER: _builtins.int
+    MEDIA_TYPE_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """Bytes from `offset`."""
+    size_bytes: _builtins.int
+    """Size of the whole artifact."""
+    name: _builtins.str
+    """Name it was put under."""
+    version: _builtins.int
+    """Version under this name."""
+    ref: _builtins.str
+    """Reference."""
+    media_type: _builtins.str
+    """Media type."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        size_bytes: _builtins.int = ...,
+        name: _builtins.str = ...,
+        version: _builtins.int = ...,
+        ref: _builtins.str = ...,
+        media_type: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "media_type", b"media_type", "name", b"name", "ref", b"ref", "size_bytes", b"size_bytes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ArtifactsGetResponse: _TypeAlias = ArtifactsGetResponse  # noqa: Y015
 
 @_typing.final
 class NowRequest(_message.Message):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ringfence.agent import operations, wire
 from ringfence.agent.aio_calls import AsyncCaller
+from ringfence.agent.aio_exchange import AsyncArtifacts, AsyncMemory, AsyncMessages
 from ringfence.agent.aio_namespaces import AsyncExec, AsyncFiles, AsyncHttp, AsyncSql
 from ringfence.agent.aio_session import AsyncSession
 from ringfence.agent.aio_state import AsyncCheckpoint, AsyncState
@@ -36,6 +37,9 @@ class AsyncRingfence:
         http: declared HTTP resources.
         sql: declared databases.
         state: versioned values shared between agents.
+        messages: messages to and from other agents.
+        memory: texts to find again.
+        artifacts: bytes under names.
         checkpoint: the program's own state, from which a restart continues.
         identity: who this program is to the kernel.
     """
@@ -50,6 +54,9 @@ class AsyncRingfence:
         self.http = AsyncHttp(caller)
         self.sql = AsyncSql(caller)
         self.state = AsyncState(caller)
+        self.messages = AsyncMessages(caller)
+        self.memory = AsyncMemory(caller)
+        self.artifacts = AsyncArtifacts(caller)
         self.checkpoint = AsyncCheckpoint(caller, welcome, version, upgraders)
         self.identity = Identity(agent=welcome.agent, thread=welcome.thread, branch=welcome.branch)
 

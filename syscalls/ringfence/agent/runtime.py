@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from ringfence.agent import operations, wire
 from ringfence.agent.calls import Caller
 from ringfence.agent.core import PATIENCE_S
+from ringfence.agent.exchange import Artifacts, Memory, Messages
 from ringfence.agent.lanes import Lane, ThreadLanes
 from ringfence.agent.namespaces import Exec, Files, Http, Sql
 from ringfence.agent.session import Session
@@ -34,6 +35,9 @@ class Ringfence:
         http: declared HTTP resources.
         sql: declared databases.
         state: versioned values shared between agents.
+        messages: messages to and from other agents.
+        memory: texts to find again.
+        artifacts: bytes under names.
         checkpoint: the program's own state, from which a restart continues.
         identity: who this program is to the kernel.
     """
@@ -48,6 +52,9 @@ class Ringfence:
         self.http = Http(caller)
         self.sql = Sql(caller)
         self.state = State(caller)
+        self.messages = Messages(caller)
+        self.memory = Memory(caller)
+        self.artifacts = Artifacts(caller)
         self.checkpoint = Checkpoint(caller, welcome, version, upgraders)
         self.identity = Identity(agent=welcome.agent, thread=welcome.thread, branch=welcome.branch)
 

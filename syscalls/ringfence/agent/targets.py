@@ -52,6 +52,8 @@ def _command(result: Json) -> values.Command:
         stderr_bytes=int(result.get("stderr_bytes", 0)),
         changed=tuple(result.get("changed", ())),
         reason=result.get("reason", "exit"),
+        stdout_ref=result.get("stdout_ref", ""),
+        stderr_ref=result.get("stderr_ref", ""),
     )
 
 

@@ -185,6 +185,8 @@ class Command:
         stderr_bytes: bytes written to standard error in all.
         changed: paths of the workspace that it changed.
         reason: why it ended: `exit`, `signal`, `timeout` or `memory`.
+        stdout_ref: artifact with all of standard output where `stdout` is only a part; empty: it is all.
+        stderr_ref: the same of standard error.
     """
 
     exit_code: int
@@ -194,6 +196,8 @@ class Command:
     stderr_bytes: int
     changed: tuple[str, ...]
     reason: str
+    stdout_ref: str = ""
+    stderr_ref: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

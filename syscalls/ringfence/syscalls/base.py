@@ -8,7 +8,8 @@ A body is a module with the name of its row (`fs_read` for `fs.read`) and these 
     async def run(call, arguments) -> Result  # rows of every class but ATOMIC
     async def recover(call, arguments) -> Result | Rerun  # rows RESTORE, ROLL_FORWARD, ASK_TARGET
     def transaction(arguments) -> Atomic, def finish(arguments, done) -> Result   # ATOMIC rows
-    async def wait(call, arguments) -> Result | None   # ATOMIC rows whose work may have to wait; optional
+    async def wait(call, arguments) -> Result | None   # optional, ATOMIC rows: at first, and after each try that found nothing; a result ends the call
+    async def locate(arguments, env) -> Plan | None    # optional: the plan again, once it is known what the arguments name
 
 The table checks all of it at boot, field by field against the descriptor.
 """
@@ -27,6 +28,7 @@ from ringfence.policy.types import Resource, Verdict
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.types import Limits, Sandbox
 from ringfence.sandbox.workspace import Workspace
+from ringfence.syscalls.lent import Lent
 
 
 class Effect(Enum):
@@ -190,7 +192,7 @@ class StateReader(Protocol):
         ...
 
 
-class Env(Protocol):
+class Env(Lent, Protocol):
     """What the kernel lends to bodies: one per agent, frozen."""
 
     @property
@@ -300,6 +302,11 @@ class Call(Protocol):
     @property
     def deadline_s(self) -> float:
         """Seconds that the body may still take."""
+        ...
+
+    @property
+    def memo(self) -> dict[str, Any]:
+        """What `wait` wants to find again before the next try. Lost with the kernel."""
         ...
 
     @property

@@ -18,12 +18,11 @@ from ringfence.sandbox.changes import ChangesError, ChangeSet
 from ringfence.sandbox.names import WORKSPACE, shown
 from ringfence.sandbox.types import CommandResult, CommandSpec, ExitReason, SandboxError
 from ringfence.sandbox.workspace import WorkspaceError
-from ringfence.syscalls import errors, exec_changes, fs_common
+from ringfence.syscalls import errors, exec_changes, exec_output, fs_common
 from ringfence.syscalls.base import Call, Env, NeedsApproval, Plan, Question, Rerun
 
 _ENDED_BY_ITSELF = {ExitReason.EXIT, ExitReason.SIGNAL}
 _MOST_ARGUMENT_BYTES = 128 << 10
-_PART_BYTES = 32 << 10
 _COMMIT_S = 5.0
 """Part of the call's deadline kept back for judging and applying."""
 _LEAST_RUN_S = 0.1
@@ -51,6 +50,8 @@ class Result(msgspec.Struct, frozen=True):
     stderr_bytes: int = 0
     changed: list[str] = []
     reason: str = ""
+    stdout_ref: str = ""
+    stderr_ref: str = ""
 
 
 def plan(arguments: Arguments, env: Env) -> Plan:
@@ -97,7 +98,7 @@ async def run(call: Call, arguments: Arguments) -> Result:
         async with call.env.lock():
             await fs_common.in_thread(lambda: _make_scratch(scratch))
             ended = await _execute(call, arguments, scratch)
-            result = await fs_common.in_thread(lambda: _result(ended))
+            result = await _result(call, ended)
             if ended.exit.reason not in _ENDED_BY_ITSELF:
                 return result
             changes = await exec_changes.read(call, ended.upper)
@@ -251,28 +252,16 @@ async def _execute(call: Call, arguments: Arguments, scratch: Path) -> CommandRe
     return ended
 
 
-def _result(ended: CommandResult) -> Result:
-    stdout, stdout_bytes = _output(ended.stdout, ended.stdout_bytes)
-    stderr, stderr_bytes = _output(ended.stderr, ended.stderr_bytes)
+async def _result(call: Call, ended: CommandResult) -> Result:
+    stdout = await exec_output.taken_in(call, "stdout", ended.stdout, ended.stdout_bytes)
+    stderr = await exec_output.taken_in(call, "stderr", ended.stderr, ended.stderr_bytes)
     return Result(
         exit_code=ended.exit.code,
-        stdout=stdout,
-        stderr=stderr,
-        stdout_bytes=stdout_bytes,
-        stderr_bytes=stderr_bytes,
+        stdout=stdout.shown,
+        stderr=stderr.shown,
+        stdout_bytes=stdout.total_bytes,
+        stderr_bytes=stderr.total_bytes,
         reason=ended.exit.reason.value,
+        stdout_ref=stdout.ref,
+        stderr_ref=stderr.ref,
     )
-
-
-def _output(path: Path, written: int | None) -> tuple[bytes, int]:
-    """The first and the last part of a stream, and how much it was in all."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        total = size if written is None else written
-        file.seek(0)
-        if size <= 2 * _PART_BYTES:
-            return file.read(), total
-        head = file.read(_PART_BYTES)
-        file.seek(size - _PART_BYTES)
-        left_out = f"\n[ringfence: {total - 2 * _PART_BYTES} bytes left out]\n".encode()
-        return head + left_out + file.read(_PART_BYTES), total

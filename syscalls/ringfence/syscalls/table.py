@@ -65,7 +65,8 @@ class Row:
         arguments: the body's `Arguments`.
         result: the body's `Result`.
         body: the module.
-        waits: whether the body has a `wait`, for atomic work that may have to wait.
+        waits: whether the body has a `wait`, which goes before every try of its atomic work.
+        locates: whether the body has a `locate`, which finds out what the arguments name.
     """
 
     action: str
@@ -83,6 +84,7 @@ class Row:
     result: type[msgspec.Struct]
     body: ModuleType
     waits: bool = False
+    locates: bool = False
 
 
 def body_name(action: str) -> str:
@@ -197,6 +199,7 @@ def _build_row(
         result=result,
         body=body,
         waits=recovery is Recovery.ATOMIC and hasattr(body, "wait"),
+        locates=hasattr(body, "locate"),
     )
     return row, faults
 
@@ -215,6 +218,8 @@ def _check_functions(body: ModuleType, recovery: Recovery) -> Iterable[str]:
             awaited.append(("wait", 2))
     else:
         awaited.append(("run", 2))
+    if hasattr(body, "locate"):
+        awaited.append(("locate", 2))
     if recovery in _RECOVERS:
         awaited.append(("recover", 2))
     for name, count in plain:
@@ -268,6 +273,9 @@ def _check_type(found: Any, proto: FieldDescriptor, where: str) -> Iterable[str]
             yield f"`{where}` is {found!r}, the message has a map"
             return
         yield from _check_single(value, entry.fields_by_name["value"], where)
+    elif proto.has_presence and entry is not None and type(None) in get_args(found):
+        options = [option for option in get_args(found) if option is not type(None)]
+        yield from _check_single(options[0], proto, where)
     elif proto.is_repeated:
         inner = get_args(found)
         if get_origin(found) not in (list, tuple) or not inner:

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 import pytest
 from google.protobuf import json_format, message_factory
 from ringfence import agent
-from ringfence.agent import aio_namespaces, aio_state, namespaces, state
+from ringfence.agent import aio_exchange, aio_namespaces, aio_state, exchange, namespaces, state
 from ringfence.agent.aio import AsyncRingfence
 from ringfence.agent.call import rows
 from ringfence.agent.runtime import Ringfence
@@ -206,6 +206,9 @@ PAIRS = [
     (namespaces.Http, aio_namespaces.AsyncHttp),
     (namespaces.Sql, aio_namespaces.AsyncSql),
     (state.State, aio_state.AsyncState),
+    (exchange.Messages, aio_exchange.AsyncMessages),
+    (exchange.Memory, aio_exchange.AsyncMemory),
+    (exchange.Artifacts, aio_exchange.AsyncArtifacts),
     (state.Checkpoint, aio_state.AsyncCheckpoint),
     (state.Transaction, aio_state.AsyncTransaction),
     (Ringfence, AsyncRingfence),

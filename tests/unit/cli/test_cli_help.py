@@ -32,6 +32,7 @@ CONTRACT = [
     "show",
     "logs",
     "steps",
+    "send",
     "pause",
     "resume",
     "start",

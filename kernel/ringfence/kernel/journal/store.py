@@ -7,13 +7,14 @@ from typing import Self
 from ringfence.kernel.journal.database import connect_pool
 from ringfence.kernel.journal.store_agents import AgentStore
 from ringfence.kernel.journal.store_approvals import ApprovalStore
+from ringfence.kernel.journal.store_atoms import AtomStore
 from ringfence.kernel.journal.store_grants import GrantStore
 from ringfence.kernel.journal.store_journal import JournalStore
 from ringfence.kernel.journal.store_kernels import KernelStore
 from ringfence.kernel.journal.store_replay import ReplayStore
 
 
-class Store(KernelStore, AgentStore, GrantStore, ApprovalStore, JournalStore, ReplayStore):
+class Store(KernelStore, AgentStore, GrantStore, ApprovalStore, JournalStore, ReplayStore, AtomStore):
     """The kernel's view of its database, on a pool of connections. Every method may raise Unavailable."""
 
     @classmethod

@@ -302,6 +302,22 @@ class CheckpointRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MovedMessage:
+    """One message that a rollback moves, or can't.
+
+    Attributes:
+        kind: `returned` to the agent's mailbox, `taken again`, `voided`, `sent again`, or `taken`: sent after the cut and
+            received by another, so it can't be called back.
+        peer: id of its sender, or of its receiver where the agent sent it.
+    """
+
+    kind: str
+    id: str
+    peer: str
+    peer_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateVersion:
     """One version of one key of the shared state. `value` None: deleted."""
 

@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf import message_factory
 from google.protobuf.message import Message
 from ringfence.kernel.journal.types import JournalError
-from ringfence.kernel.operations import agents, approvals, history, house, rights, submit
+from ringfence.kernel.operations import agents, approvals, history, house, messages, rights, submit
 from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.problems import Problem
 from ringfence.kernel.server.status import abort_with_problem
@@ -46,6 +46,9 @@ UNARY: dict[str, Unary] = {
     "Resume": lambda k, r, o: agents.resume(k, r.agent, o),
     "Start": lambda k, r, o: agents.start(k, r.agent, o),
     "Kill": lambda k, r, o: agents.kill(k, r.agent, o),
+    "Send": lambda k, r, o: messages.send(
+        k, r.agent, r.text if r.HasField("text") else None, r.json, operator=o
+    ),
     "Grant": lambda k, r, o: rights.grant(
         k, r.agent, r.rule, expires_ms=r.expires_ms, uses=r.uses, operator=o
     ),

@@ -15,3 +15,76 @@ returning jsonb_build_object('key', key)
 update approvals set state = 'voided', decided_at = clock_timestamp(), decided_by = 'the kernel', reason = $1::jsonb ->> 'reason'
 where key = ($1::jsonb ->> 'key')::bigint and state = 'pending'
 returning jsonb_build_object('key', key)
+
+-- name: message_send
+-- To an id, or to the one agent of this name that has not ended.
+with q as (select $1::jsonb as j),
+named as (select a.* from q join agents a on a.id = q.j ->> 'to'),
+found as (
+    select * from named
+    union all
+    select a.* from q join agents a on a.name = q.j ->> 'to' where not exists (select from named)
+),
+live as (select * from found where state not in ('done', 'failed', 'killed')),
+chosen as (select key, id, owner from live where (select count(*) from live) = 1),
+waiting as (
+    select count(*) as messages from (
+        select from chosen c join messages m on m.recipient = c.key, q
+        where m.taken_step is null and m.voided_at is null limit (select (j ->> 'most')::integer from q)) w
+),
+sent as (
+    insert into messages (recipient, sender, sender_name, sender_key, sender_step, sender_branch, is_json, body)
+    select c.key, coalesce(q.j ->> 'sender', q.j ->> 'agent_id'), coalesce(a.name, 'operator'), a.key,
+        case when a.key is not null then (q.j ->> 'step')::bigint end,
+        case when a.key is not null then (q.j ->> 'branch')::integer end,
+        (q.j ->> 'is_json')::boolean, q.j ->> 'body'
+    from q join chosen c on true join waiting w on w.messages < (q.j ->> 'most')::integer
+    left join agents a on a.key = (q.j ->> 'agent')::bigint
+    returning key
+)
+select case
+    when exists (select from sent) then
+        jsonb_build_object('message', (select key from sent), 'to', c.id, 'wake', jsonb_build_array(c.key, c.owner))
+    when c.key is not null then jsonb_build_object('full', w.messages, 'to', c.id)
+    when exists (select from live) then jsonb_build_object('several', (select jsonb_agg(id order by key) from live))
+    when exists (select from found) then
+        jsonb_build_object('ended', (select id from found order by key desc limit 1),
+            'state', (select state from found order by key desc limit 1))
+    else '{"missing": true}'::jsonb end
+from waiting w left join chosen c on true
+
+-- name: message_take
+with q as (select $1::jsonb as j),
+oldest as (
+    select m.key from q join messages m on m.recipient = (q.j ->> 'agent')::bigint
+    where m.taken_step is null and m.voided_at is null and (q.j ->> 'from' = '' or q.j ->> 'from' in (m.sender, m.sender_name))
+    order by m.key limit 1 for update of m
+),
+taken as (
+    update messages m
+    set taken_step = (q.j ->> 'step')::bigint, taken_branch = (q.j ->> 'branch')::integer, taken_at = clock_timestamp()
+    from oldest, q where m.key = oldest.key
+    returning m.*
+),
+noted as (insert into message_takes (message, step, branch) select key, taken_step, taken_branch from taken)
+select coalesce((select jsonb_build_object('id', key, 'from', sender, 'from_name', sender_name, 'is_json', is_json, 'body', body,
+    'sent_at_us', floor(extract(epoch from sent_at) * 1000000)::bigint) from taken), '{"again": true}'::jsonb)
+
+-- name: memory_append
+with q as (select $1::jsonb as j)
+insert into memories (agent, space, text, tags, metadata, words, step, branch)
+select (j ->> 'agent')::bigint, j ->> 'space', j ->> 'text',
+    array(select jsonb_array_elements_text(j -> 'tags')), j ->> 'metadata',
+    to_tsvector((j ->> 'language')::regconfig, j ->> 'text'), (j ->> 'step')::bigint, (j ->> 'branch')::integer
+from q
+returning to_jsonb(key)
+
+-- name: artifact_put
+with q as (select $1::jsonb as j)
+insert into artifacts (agent, name, version, ref, media_type, size_bytes, step, branch)
+select (j ->> 'agent')::bigint, j ->> 'name',
+    1 + coalesce((select max(a.version) from artifacts a
+        where a.agent = (j ->> 'agent')::bigint and a.name = j ->> 'name'), 0),
+    j ->> 'ref', j ->> 'media_type', (j ->> 'size_bytes')::bigint, (j ->> 'step')::bigint, (j ->> 'branch')::integer
+from q
+returning jsonb_build_object('version', version)

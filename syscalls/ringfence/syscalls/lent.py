@@ -1,0 +1,124 @@
+"""What the kernel lends to the bodies of messages, memory and artifacts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+class Mailbox(Protocol):
+    """Says when something may have come into the agent's mailbox; it is looked into by atomic work."""
+
+    @property
+    def arrivals(self) -> int:
+        """Grows with everything that may have come. Read it before looking, so that nothing is missed."""
+        ...
+
+    async def changed(self, seen: int, timeout_s: float | None) -> bool:
+        """Wait until `arrivals` is no longer `seen`; False: the time ran out first."""
+        ...
+
+
+class Peers(Protocol):
+    """Knows other agents."""
+
+    async def name_of(self, agent: str) -> str | None:
+        """Name of the agent with this id; None: no agent has it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFound:
+    """One entry of a memory that fits a query. `metadata` is JSON, `created_at` RFC 3339."""
+
+    id: str
+    text: str
+    tags: Sequence[str]
+    metadata: str
+    score: float
+    created_at: str
+    agent: str
+
+
+class Memory(Protocol):
+    """Reads memories."""
+
+    async def search(
+        self, space: str, query: str, tags: Sequence[str], language: str, *, limit: int, offset: int
+    ) -> Sequence[MemoryFound]:
+        """Find entries, best first; an empty query gives the newest. An empty space is the agent's own."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactFound:
+    """One version of a named artifact."""
+
+    name: str
+    version: int
+    ref: str
+    media_type: str
+    size_bytes: int
+
+
+class Artifacts(Protocol):
+    """Keeps and reads the artifacts of one agent."""
+
+    async def keep(self, data: bytes) -> str:
+        """Store bytes; when it returns they survive a power cut. Gives their reference.
+
+        Raises:
+            CallFailed: they can't be kept.
+        """
+        ...
+
+    async def keep_output(self, path: Path, name: str, size_bytes: int, step: int) -> str:
+        """Store what a command wrote as the next version of a name; gives its reference.
+
+        Raises:
+            CallFailed: it can't be kept.
+        """
+        ...
+
+    async def find(self, name: str, ref: str, version: int) -> ArtifactFound | None:
+        """Find an artifact of this agent by name, or by reference where one is given. Version 0: the newest."""
+        ...
+
+    async def read(self, ref: str, offset: int, limit: int) -> bytes:
+        """Read a part.
+
+        Raises:
+            CallFailed: it is damaged or gone.
+        """
+        ...
+
+
+class Lent(Protocol):
+    """The part of an agent's environment that these bodies use."""
+
+    @property
+    def name(self) -> str:
+        """Name of the agent."""
+        ...
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """Its mailbox."""
+        ...
+
+    @property
+    def peers(self) -> Peers:
+        """Other agents."""
+        ...
+
+    @property
+    def memory(self) -> Memory:
+        """What agents keep to find again."""
+        ...
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """Its artifacts."""
+        ...

@@ -28,6 +28,7 @@ MEASUREMENTS = {
     "starts": "starting a sandbox beside starting Python",
     "resume": "from kill -9 of the kernel to all agents running again",
     "points": "a rollback point and a command at growing workspaces",
+    "telemetry": "calls with OpenTelemetry off, and on at several samplings",
     "durability": "kill -9 of PostgreSQL: every answered call is found",
 }
 LONGEST_S = 1800

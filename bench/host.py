@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,14 +138,20 @@ def child(argv: Sequence[str], **more: Any) -> subprocess.Popen[str]:
 
 
 @contextlib.contextmanager
-def serving(module: str, *options: str, log: Path) -> Iterator[tuple[subprocess.Popen[str], Any]]:
-    """Run `python -m MODULE`, which prints one line of JSON when it serves and ends when its input does."""
+def serving(
+    module: str, *options: str, log: Path, env: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], Any]]:
+    """Run `python -m MODULE`, which prints one line of JSON when it serves and ends when its input does.
+
+    `env` is added to this process's own.
+    """
     with log.open("ab") as errors:
         process = child(
             [sys.executable, "-m", module, *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
+            env={**os.environ, **(env or {})},
         )
     assert process.stdin is not None
     assert process.stdout is not None

@@ -56,6 +56,8 @@ def up(session: Session, config: Path | None, dsn: str | None, detach: bool, lis
             *(["--listen", listen] if listen is not None else []),
         ]
         status = background.start_in_background(session, arguments, dsn)
+        for problem in items(record(status, "telemetry"), "problems"):
+            render.note(f"telemetry: {problem}")
         _announce(session, {key: status.get(key) for key in ("pid", "listen", "data")})
         return ExitCode.OK
     settings = Settings(data=session.data, dsn=dsn or None, config=config, listen=listen)

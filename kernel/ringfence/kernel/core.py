@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringfence.kernel.approvals import Approvals
 from ringfence.kernel.config import LEASE_S
@@ -30,6 +30,9 @@ from ringfence.kernel.thread import Thread
 from ringfence.syscalls.base import Atomic
 from ringfence.syscalls.errors import Fenced, InvalidRequest, JournalUnavailable
 from ringfence.syscalls.table import Row as TableRow
+
+if TYPE_CHECKING:
+    from ringfence.kernel.telemetry.recorder import Recorder
 
 
 class Lease:
@@ -66,6 +69,7 @@ class Core:
     threads: dict[AgentKey, Thread] = field(default_factory=dict[AgentKey, Thread])
     mailboxes: Mailboxes = field(init=False)
     stopping: bool = False
+    telemetry: Recorder | None = None
     approvals: Approvals = field(init=False)
 
     def __post_init__(self) -> None:

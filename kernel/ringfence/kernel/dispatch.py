@@ -171,7 +171,10 @@ class Dispatcher:
             return await self._diverge(thread, request, recorded)
         if recorded.outcome == "unknown":
             return await self._await_resolution(thread, request)
-        return await answer_from(recorded, self._core.blobs, thread.purged)
+        answer = await answer_from(recorded, self._core.blobs, thread.purged)
+        if self._core.telemetry is not None:
+            self._core.telemetry.replayed(thread, self._core.table[recorded.action], recorded, answer)
+        return answer
 
     async def _diverge(self, thread: Thread, request: Request, recorded: StoredRow | JournalRow) -> Answer:
         text = (
@@ -242,6 +245,8 @@ class Dispatcher:
                 thread.replay.unfinished.pop(place, None)
             if not flight.answer.done():
                 flight.answer.set_result(answer)
+        if self._core.telemetry is not None:
+            self._core.telemetry.call(flight, answer)
         if isinstance(answer.failure, OutcomeUnknown):
             lane, lane_step = place
             again = Request(lane=lane, lane_step=lane_step, action=flight.row.action, raw=flight.canonical)

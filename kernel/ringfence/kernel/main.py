@@ -42,6 +42,7 @@ from ringfence.kernel.rollback import Rollback
 from ringfence.kernel.secrets import Secrets, SecretsError
 from ringfence.kernel.server.operator_door import OperatorDoor
 from ringfence.kernel.takeover import Takeover
+from ringfence.kernel.telemetry import open_telemetry
 from ringfence.sandbox.native import NativeSandbox
 from ringfence.syscalls.http_client import close_clients
 from ringfence.syscalls.sql_target.session import close_targets
@@ -250,6 +251,7 @@ async def compose(
         kernel=key,
         fence=fence,
     )
+    telemetry = open_telemetry(core, str(key), stack)
     ownership = Ownership(core=core, layout=layout, resources=resources, sandbox=sandbox)
     dispatcher = Dispatcher(core)
     ownership.revive = Revival(core, dispatcher).revive
@@ -268,6 +270,7 @@ async def compose(
         embed=functools.partial(_embedded_targets, settings, server),
         embedded_dsn=None if server is None else dsn,
         listen=f"unix:{layout.operator_socket}",
+        telemetry=telemetry,
     )
     return kernel, await _serve(kernel, fence, stack)
 

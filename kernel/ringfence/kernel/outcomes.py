@@ -121,9 +121,12 @@ class Outcomes:
         )
         try:
             await self._core.append(Entry(row=row))
+            answer = Answer(step=step, failure=error)
         except UNRECORDED as unrecorded:
-            return Answer(step=0, failure=unrecorded)
-        return Answer(step=step, failure=error)
+            answer = Answer(step=0, failure=unrecorded)
+        if self._core.telemetry is not None:
+            self._core.telemetry.refused(thread, self._core.table.get(request.action), row, answer)
+        return answer
 
     # -- effects that leave the system ----------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ from ringfence.kernel.server.agent_door import AgentDoor
 from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
 from ringfence.kernel.waits import show
-from ringfence.sandbox.types import Exit, ExitReason, ProgramSpec, SandboxError
+from ringfence.sandbox.types import Exit, ExitReason, Program, ProgramSpec, Sandbox, SandboxError
 from ringfence.syscalls.errors import JournalUnavailable, Killed
 
 log = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ class Processes:
                 read_fd, write_fd = os.pipe()
                 fds.append(write_fd)
                 pumps.append(asyncio.create_task(self.log_of(thread, stream).run(read_fd)))
-            thread.program = await environment.sandbox.start(self._spec(thread, token, fds))
+            thread.program = await self._enter(environment.sandbox, self._spec(thread, token, fds))
         except SandboxError as error:
             await door.close()
             await self.set_state(thread, "failed", error=str(error), ended_at=datetime.now(UTC))
@@ -168,6 +169,13 @@ class Processes:
             stdout_fd=fds[0],
             stderr_fd=fds[1],
         )
+
+    async def _enter(self, sandbox: Sandbox, spec: ProgramSpec) -> Program:
+        began = time.monotonic()
+        program = await sandbox.start(spec)
+        if self._core.telemetry is not None:
+            self._core.telemetry.sandbox_started(time.monotonic() - began)
+        return program
 
     async def _record_start(self, thread: Thread) -> None:
         await self.set_state(thread, "running", started_at=datetime.now(UTC), ended_at=None, exit_code=None)

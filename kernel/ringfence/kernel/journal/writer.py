@@ -18,6 +18,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from ringfence.kernel.journal.copyrows import Pending, prepare
@@ -58,14 +59,7 @@ class Journal:
     """Appends rows to chains, many at a time, each durable when its future resolves."""
 
     def __init__(self, dsn: str, kernel: KernelKey, fence: int, *, patience_s: float = PATIENCE_S) -> None:
-        """Prepare a journal; `start` connects it.
-
-        Args:
-            dsn: libpq connection string or URL.
-            kernel: this kernel's key.
-            fence: its fencing token.
-            patience_s: how long an append waits for a database that is away.
-        """
+        """Prepare a journal; `start` connects it. An append waits `patience_s` for a database that is away."""
         self._dsn = dsn
         self._kernel = kernel
         self._fence = fence
@@ -84,11 +78,17 @@ class Journal:
         self._stopping = False
         self.batches = 0
         self.rows = 0
+        self.flushed: Callable[[int, float], None] | None = None  # gets rows and seconds of each flush
 
     @property
     def own_chain(self) -> int:
         """The kernel's own chain."""
         return -self._kernel
+
+    @property
+    def waiting(self) -> int:
+        """Rows that wait for a flush."""
+        return len(self._queue)
 
     async def start(self) -> None:
         """Connect and load the head of the kernel's own chain.
@@ -247,8 +247,11 @@ class Journal:
     async def _write(self, batch: list[Pending]) -> None:
         """Write one batch to its end: committed, refused or given up."""
         self._attempts = []
+        began = time.monotonic()
         try:
             await self._write_or_bisect(batch)
+            if self.flushed is not None:
+                self.flushed(len(batch), time.monotonic() - began)
         except Exception as error:
             # A bug here must not leave callers waiting for ever, nor end the writer.
             logger.exception("the journal's writer failed")

@@ -40,6 +40,11 @@ async def status(kernel: Kernel) -> dict[str, Any]:
             "loaded_at": rfc3339(resources.loaded_at),
             "error": resources.error or None,
         },
+        "telemetry": {
+            "traces": kernel.telemetry.traces,
+            "metrics": kernel.telemetry.metrics,
+            "problems": list(kernel.telemetry.problems),
+        },
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ from ringfence.kernel.problems import Problem, no_such_agent, not_here
 from ringfence.kernel.processes import Processes
 from ringfence.kernel.rollback import Rollback
 from ringfence.kernel.secrets import Secrets
+from ringfence.kernel.telemetry import Telemetry
 from ringfence.kernel.thread import FINAL_STATES, Thread
 from ringfence.sandbox.types import Wall
 
@@ -40,6 +41,7 @@ class Kernel:
     listen: str = ""
     stop: Callable[[float], None] = lambda _drain_s: None
     probed: Sequence[Wall] = ()
+    telemetry: Telemetry = field(default_factory=Telemetry)
 
     async def walls(self) -> Sequence[Wall]:
         """The sandbox's walls on this host, tried once: trying them starts processes."""

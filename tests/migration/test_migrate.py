@@ -4,10 +4,12 @@ import asyncio
 import shutil
 import struct
 import subprocess
+import uuid
 from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
+from psycopg import sql
 from ringfence.kernel.journal.migrate import MIGRATIONS, MigrationError, load_migrations, migrate
 from ringfence.kernel.journal.types import Unavailable
 from ringfence.kernel.postgres import binaries
@@ -133,6 +135,22 @@ async def test_a_database_with_a_hole_is_refused(empty, directory):
     await run(empty, b"delete from migrations where name = '0001_first'")
     with pytest.raises(MigrationError, match="lacks migration `0001_first` but has later ones"):
         await migrate(empty, directory)
+
+
+async def test_a_database_in_another_encoding_is_refused(postgres_server):
+    """Its texts would come back as bytes."""
+    name = f"ascii_{uuid.uuid4().hex}"
+    words = "create database {} template template0 encoding 'SQL_ASCII' locale_provider libc lc_collate 'C' lc_ctype 'C'"
+    postgres_server.execute(sql.SQL(words).format(sql.Identifier(name)))
+    try:
+        with pytest.raises(MigrationError, match=r"`SQL_ASCII`.*--encoding UTF8"):
+            await migrate(postgres_server.dsn(name))
+        with psycopg.connect(postgres_server.dsn(name)) as connection:
+            assert connection.execute(
+                "select count(*) from pg_tables where schemaname = 'public'"
+            ).fetchone() == (0,)
+    finally:
+        postgres_server.drop(name)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.postgres import EmbeddedPostgres, PostgresError
 from ringfence.kernel.processes import Processes
+from ringfence.kernel.readiness import notify
 from ringfence.kernel.resources import ResourceError, Resources, embedded_names
 from ringfence.kernel.revival import Revival
 from ringfence.kernel.rollback import Rollback
@@ -105,7 +106,10 @@ async def _run(settings: Settings, announce: Callable[[str], None]) -> int:
         write_kernel_file(layout, listen)
         stack.callback(_withdraw_kernel_file, layout)
         announce(f"ringfence {VERSION} (pid {os.getpid()}) listens on {listen}")
-        return await stopping
+        notify(f"READY=1\nSTATUS=listens on {listen}")
+        code = await stopping
+        notify("STOPPING=1")
+        return code
     raise AssertionError  # pragma: no cover - the stack swallows nothing
 
 

@@ -108,8 +108,8 @@ async def migrate(dsn: str, directory: Path = MIGRATIONS) -> list[str]:
         The names of the migrations that this call applied.
 
     Raises:
-        MigrationError: the server is too old, the database is newer than this code, an applied file has
-            changed, or a statement fails.
+        MigrationError: the server is too old, the database is newer than this code or not in UTF-8, an applied
+            file has changed, or a statement fails.
         Unavailable: the server can't be reached.
     """
     known = load_migrations(directory)
@@ -121,6 +121,12 @@ async def migrate(dsn: str, directory: Path = MIGRATIONS) -> list[str]:
                 raise MigrationError(
                     f"the server is PostgreSQL {version // 10_000} and {SERVER_MIN} or later is needed: "
                     "upgrade it, or give another --dsn"
+                )
+            encoding = connection.info.parameter_status("server_encoding")
+            if encoding != "UTF8":
+                raise MigrationError(
+                    f"the database has the encoding `{encoding}` and UTF8 is needed: make it with "
+                    "`createdb --template template0 --encoding UTF8 NAME`, or give another --dsn"
                 )
             # A session's lock: closing the connection gives it back, whatever happens here.
             await connection.execute(queries["migrate_lock"])

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from ringfence.kernel.journal.blobs import Blobs
 from ringfence.policy.engine import AgentPolicy
 from ringfence.policy.rules import parse_rule
 from ringfence.policy.types import Request, Verdict
@@ -30,6 +31,19 @@ from ringfence.syscalls.base import Effect, Question
 
 AGENT_UID = 247111
 ALLOW_ALL = ['exec.run: "*"', 'fs.*: "/workspace/**"']
+
+
+class Outputs:
+    """Keeps what commands write in a real store; names and sizes can be looked at."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self.blobs = blobs
+        self.kept: list[tuple[str, int, str]] = []
+
+    async def keep_output(self, path: Path, name: str, size_bytes: int, _step: int) -> str:
+        ref = await asyncio.to_thread(self.blobs.put_file, path)
+        self.kept.append((name, size_bytes, ref))
+        return ref
 
 
 class Environment:
@@ -45,6 +59,7 @@ class Environment:
         self.place = place
         self.workspace = Workspace(place / "workspace", uid=self.uid)
         self.snapshots = SnapshotStore(place / "points")
+        self.artifacts = Outputs(Blobs(place / "artifacts"))
         self.sandbox = NativeSandbox(place / "data")
         self.limits = Limits(timeout_s=60, disk_bytes=32 << 20)
         self.command_env = {"PATH": "/usr/local/bin:/usr/bin:/bin"}

@@ -170,6 +170,20 @@ async def test_long_output_keeps_both_ends(env: Environment) -> None:
     assert b"[ringfence: 934476 bytes left out]" in result.stdout
     assert len(result.stdout) < 70_000
     assert result.stderr_bytes == 70_000
+    # All of it is kept under its name, and the result says where.
+    kept = {name: (size, ref) for name, size, ref in env.artifacts.kept}
+    assert kept == {
+        "exec-1-stdout": (1_000_012, result.stdout_ref),
+        "exec-1-stderr": (70_000, result.stderr_ref),
+    }
+    assert env.artifacts.blobs.get(result.stdout_ref) == b"first\n" + b"x" * 1_000_000 + b"\nlast\n"
+    assert env.artifacts.blobs.get(result.stderr_ref) == bytes(70_000)
+
+
+async def test_short_output_is_no_artifact(env: Environment) -> None:
+    result = await run(RecordedCall(env), "sh", "-c", "head -c 65536 /dev/zero; echo x >&2")
+    assert (result.stdout_bytes, result.stdout_ref, result.stderr_ref) == (65536, "", "")
+    assert env.artifacts.kept == []
 
 
 async def test_stdin_cwd_and_environment_reach_the_command(env: Environment) -> None:

@@ -889,7 +889,9 @@ class ExecRunResponse(_message.Message):
     reason: _builtins.str
     """Why it ended: `exit`, `signal`, `timeout`, `memory`, `disk`. Changes count only after `exit` or `signal`."""
     stdout_ref: _builtins.str
-    """Artifact with all of standard output where `stdout` is only a part of it, for `artifacts.get`. Empty: `stdout` is all."""
+    """Artifact with all of standard output where `stdout` is only a part of it, for `artifacts.get`. Empty: `stdout` is all.
+    Of more than a quarter of the sandbox's disk it has the beginning and the end.
+    """
     stderr_ref: _builtins.str
     """The same of standard error."""
     @_builtins.property

@@ -28,6 +28,8 @@ MODEL_ATTRIBUTES = {  # held against the code in tests/unit/test_telemetry_recor
     "gen_ai.response.finish_reasons",
     "gen_ai.usage.input_tokens",
     "gen_ai.usage.output_tokens",
+    "ringfence.usage.estimated",
+    "ringfence.usage.cost_usd",
 }
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,7 +106,19 @@ def test_a_call_that_left_no_row_is_told_apart():
 def test_a_model_call_says_what_it_used_and_nothing_of_what_was_said():
     recorder = Recorder(Sampler(below=EVERY, parent_based=True), queue_spans=2)
     arguments = SimpleNamespace(model="gpt-5", messages=[{"role": "user", "content": "my secret"}])
-    reply = b'{"model":"gpt-5-mini","content":"ours","finish_reason":"stop","usage":{"input_tokens":12,"output_tokens":3}}'
+    reply = json.dumps(
+        {
+            "text": "ours",
+            "message": {"role": "assistant", "content": "ours"},
+            "finish_reason": "stop",
+            "model": "gpt-5-mini",
+            "resource": "host",
+            "prompt_tokens": 12,
+            "completion_tokens": 3,
+            "estimated": True,
+            "cost_usd": 0.25,
+        }
+    ).encode()
     recorder.call(flight_of("llm.complete", arguments=arguments), Answer(step=1, result=reply))
     (facts,) = recorder.spans
     assert facts.model == ModelUse(
@@ -114,15 +127,21 @@ def test_a_model_call_says_what_it_used_and_nothing_of_what_was_said():
         finish_reasons=("stop",),
         input_tokens=12,
         output_tokens=3,
+        estimated=True,
+        cost_usd=0.25,
     )
     found = attributes(facts, 0)
-    assert {name: value for name, value in found.items() if name.startswith("gen_ai.")} == {
+    assert {
+        name: value for name, value in found.items() if name.startswith(("gen_ai.", "ringfence.usage."))
+    } == {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": "gpt-5",
         "gen_ai.response.model": "gpt-5-mini",
         "gen_ai.response.finish_reasons": ("stop",),
         "gen_ai.usage.input_tokens": 12,
         "gen_ai.usage.output_tokens": 3,
+        "ringfence.usage.estimated": True,
+        "ringfence.usage.cost_usd": 0.25,
     }
     assert "secret" not in repr(facts)
     assert "ours" not in repr(facts)

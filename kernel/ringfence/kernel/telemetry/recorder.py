@@ -67,6 +67,8 @@ class ModelUse(msgspec.Struct, frozen=True, kw_only=True):
     finish_reasons: tuple[str, ...] = ()
     input_tokens: int | None = None
     output_tokens: int | None = None
+    estimated: bool | None = None
+    cost_usd: float | None = None
 
 
 class SpanFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,15 +278,15 @@ def _outcome(answer: Answer) -> str:
     return answer.failure.outcome if answer.step else UNRECORDED
 
 
-class _Usage(msgspec.Struct):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-
-
 class _Reply(msgspec.Struct):
-    model: str | None = None
-    finish_reason: str | None = None
-    usage: _Usage | None = None
+    """What is read of the result of `llm.complete`."""
+
+    model: str = ""
+    finish_reason: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    estimated: bool = False
+    cost_usd: float | None = None
 
 
 _decode_reply = msgspec.json.Decoder(_Reply).decode
@@ -294,13 +296,14 @@ def _model_use(flight: Flight, answer: Answer) -> ModelUse:
     asked = str(getattr(flight.arguments, "model", ""))
     try:
         reply = _decode_reply(answer.result or b"{}")
-    except msgspec.ValidationError:
+    except msgspec.DecodeError:
         return ModelUse(request_model=asked)
-    usage = reply.usage or _Usage()
     return ModelUse(
         request_model=asked,
-        response_model=reply.model or "",
-        finish_reasons=() if reply.finish_reason is None else (reply.finish_reason,),
-        input_tokens=usage.input_tokens,
-        output_tokens=usage.output_tokens,
+        response_model=reply.model,
+        finish_reasons=(reply.finish_reason,) if reply.finish_reason else (),
+        input_tokens=reply.prompt_tokens,
+        output_tokens=reply.completion_tokens,
+        estimated=True if reply.estimated else None,
+        cost_usd=reply.cost_usd,
     )

@@ -135,4 +135,6 @@ def _model(model: ModelUse) -> dict[str, Any]:
         "gen_ai.response.finish_reasons": model.finish_reasons,
         "gen_ai.usage.input_tokens": model.input_tokens,
         "gen_ai.usage.output_tokens": model.output_tokens,
+        "ringfence.usage.estimated": model.estimated,
+        "ringfence.usage.cost_usd": model.cost_usd,
     }

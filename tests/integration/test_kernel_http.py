@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ringfence.agent import Denied, InvalidRequest, NoSuchResource, SnapshotFailed
+from ringfence.agent import CallFailed, Denied, InvalidRequest, NoSuchResource, SnapshotFailed
 from support.kernels import Refused, eventually
 from support.scenes import Held, Scene, scene_of_its_own
 from support.target import Target
@@ -228,3 +228,32 @@ def test_a_failing_target_is_an_answer(scene: Scene, plain: Target, keyed: Targe
     assert held.rf.http.get(f"{plain.base}/fail").status == 500
     assert held.rf.http.post(f"{keyed.base}/v1/fail").status == 500
     assert [s["outcome"] for s in held.steps()] == ["ok", "ok"]
+
+
+def test_a_call_that_failed_on_the_way_keeps_its_key(scene: Scene, keyed: Target) -> None:
+    held = all_http(scene, keyed)
+    for _ in range(2):
+        error = held.refused(
+            CallFailed, lambda: held.rf.http.post(f"{keyed.base}/v1/pay/drop", json={"n": 1})
+        )
+        assert error.metadata["sent"] == "maybe"
+    # The next start of the program, which replays the two failures, and tries a third time.
+    held.operator.ask("Kill", agent=held.id)
+    held.operator.ask("Start", agent=held.id)
+    held.again()
+    for _ in range(3):
+        held.refused(CallFailed, lambda: held.rf.http.post(f"{keyed.base}/v1/pay/drop", json={"n": 1}))
+    keys = [d["headers"]["idempotency-key"] for d in keyed.deliveries("/v1/pay/drop")]
+    # The first failure is answered from the record; the last one of the lane is made afresh.
+    assert len(keys) == 4
+    assert len(set(keys)) == 1, keys
+
+
+def test_a_read_carries_no_key(scene: Scene, keyed: Target) -> None:
+    held = all_http(scene, keyed)
+    assert held.rf.http.get(f"{keyed.base}/v1/none").status == 200
+    assert held.rf.http.head(f"{keyed.base}/v1/none").status == 200
+    assert held.rf.http.post(f"{keyed.base}/v1/none").status == 200
+    sent = [d["headers"].get("idempotency-key") for d in keyed.deliveries("/v1/none")]
+    assert sent[:2] == [None, None]
+    assert sent[2]

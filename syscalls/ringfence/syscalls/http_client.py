@@ -120,7 +120,8 @@ def _request(call: Call, target: Target, body: bytes, sent: _Sent) -> httpx.Requ
         **{name.lower(): value for name, value in target.resource.headers.items()},
         "accept-encoding": "gzip, deflate",
     }
-    if target.resource.idempotency_header is not None:
+    # A verb that only reads has no effect id: it carries no key, rather than the same empty one for every call.
+    if target.resource.idempotency_header is not None and call.effect_id:
         headers[target.resource.idempotency_header.lower()] = call.effect_id
     url = httpx.URL(target.url)
     if str(url) != target.url:

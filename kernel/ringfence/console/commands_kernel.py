@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from importlib import import_module
@@ -152,8 +151,7 @@ def demo(session: Session) -> int:
 def _run(session: Session, settings: Settings) -> int:
     # The kernel pulls in everything; the other commands must not wait for that.
     module = import_module("ringfence.kernel.main")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("ringfence").setLevel(logging.INFO)
+    import_module("ringfence.kernel.kernel_log").set_up(session.data)
 
     def announce(line: str) -> None:
         if session.as_json:

@@ -133,7 +133,8 @@ def _status(session: Session) -> dict[str, Any]:
 def _ended(code: int, log: Path, offset: int) -> ConsoleError:
     with log.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(offset, size - _TAIL_BYTES))
+        # It may have been turned over meanwhile; then all of it is new.
+        file.seek(max(offset if offset <= size else 0, size - _TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
     said = [line.removeprefix(_PREFIX) for line in lines if line.startswith(_PREFIX)]
     if said and code > 0:

@@ -13,6 +13,7 @@ from typing import Any
 from google.protobuf import message_factory
 from google.protobuf.message import Message
 from ringfence.kernel.journal.types import JournalError
+from ringfence.kernel.kernel_log import place
 from ringfence.kernel.operations import agents, approvals, history, house, messages, rights, submit
 from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.problems import Problem
@@ -105,9 +106,7 @@ def to_problem(error: Exception) -> Problem:
     if isinstance(error, SnapshotError | SandboxError):
         return Problem(str(error), exit_code=1, reason=type(error).__name__)
     log.error("bug in an operator's request", exc_info=error)
-    text = (
-        f"a bug in Ringfence stopped this request ({type(error).__name__}); the kernel's log has the details"
-    )
+    text = f"a bug in Ringfence stopped this request ({type(error).__name__}); report it with what {place()} says of it"
     return Problem(text, exit_code=1, reason="Internal")
 
 

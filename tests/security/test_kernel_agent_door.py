@@ -15,7 +15,7 @@ import grpc
 import pytest
 from ringfence.agent import InvalidRequest, NoSuchSyscall, RingfenceError
 from ringfence.v1 import syscalls_pb2 as pb
-from support.scenes import Held, Scene, scene_of_its_own
+from support.scenes import Held, Scene, Stream, scene_of_its_own
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.timeout(240)]
 
@@ -82,23 +82,24 @@ def test_a_thousand_connections_and_streams(scene: Scene, bystander: Held) -> No
     held.rf.state.put("many", 1)
     before = kernel_memory(scene)
     raws: list[socket.socket] = []
+    streams: list[Stream] = []
     try:
+        # Streams that never say who they are, and streams that do and then say nothing.
+        streams += [held.stream() for _ in range(8)]
+        streams += [held.stream(greet=False) for _ in range(40)]
         for _ in range(1000):
             raw = socket.socket(socket.AF_UNIX)
             raw.setblocking(False)
             with contextlib.suppress(OSError):
                 raw.connect(str(held.socket))
             raws.append(raw)
-        # Streams that never say who they are, and streams that do and then say nothing.
-        silent = [held.stream(greet=False) for _ in range(40)]
-        greeted = [held.stream() for _ in range(20)]
         assert bystander.rf.state.put("many/bystander", 1) > 0
         assert scene.operator.ask("Status", timeout=20)["agents"]["running"] >= 2
         other = scene.hold(name="meanwhile", allow=FILES)
         assert other.rf.state.put("many/other", 1) > 0
-        for stream in (*silent, *greeted):
-            stream.close()
     finally:
+        for stream in streams:
+            stream.close()
         for raw in raws:
             raw.close()
     assert held.rf.state.put("many", 2) > 0

@@ -28,7 +28,10 @@ thread to thread, which costs a server a quarter of its processor time and a cli
 """
 
 CALLS_IN_FLIGHT_MAX = 64
-"""Calls of one agent that may be under way before the next read of its stream."""
+"""Calls of one agent that may be under way, over all its streams, before the next is read."""
+
+ARGUMENT_BYTES_IN_FLIGHT_MAX = 16 << 20
+"""Bytes of arguments of these calls before the next is read."""
 
 DEADLINE_MS_MAX = 600_000
 """Longest deadline of one call."""

@@ -21,7 +21,7 @@ from typing import Any
 
 from ringfence.kernel.admission import Admission
 from ringfence.kernel.atomic import run_atomic
-from ringfence.kernel.config import ARGUMENT_BYTES_MAX, DEADLINE_MS_MAX, INLINE_RESULT_BYTES_MAX
+from ringfence.kernel.config import DEADLINE_MS_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
 from ringfence.kernel.journal.types import (
@@ -32,13 +32,14 @@ from ringfence.kernel.journal.types import (
     StoredRow,
 )
 from ringfence.kernel.journal.types import Row as JournalRow
+from ringfence.kernel.kernel_log import PLACE
 from ringfence.kernel.outcomes import UNRECORDED, Outcomes, Request, inline_payload, printable
 from ringfence.kernel.recovery import settle_again
 from ringfence.kernel.replay import Unfinished
 from ringfence.kernel.settled import Answer, answer_from, error_payload
 from ringfence.kernel.thread import Thread
 from ringfence.syscalls.base import NeedsApproval, Recovery
-from ringfence.syscalls.codec import decode_arguments, encode_result
+from ringfence.syscalls.codec import encode_result
 from ringfence.syscalls.errors import (
     Diverged,
     Fenced,
@@ -113,7 +114,7 @@ class Dispatcher:
     ) -> Answer:
         """Answer with the call that runs at this place: asked again after a reconnection, or by the next start."""
         try:
-            same = decode_arguments(flight.row, request.raw)[2] == flight.digest
+            same = request.decode(flight.row)[2] == flight.digest
         except SyscallError:
             same = False
         if flight.row.action != request.action or not same:
@@ -134,11 +135,7 @@ class Dispatcher:
                 raise NoSuchSyscall(
                     f"no syscall `{printable(request.action)}`; `ringfence` knows: {', '.join(self._core.table)}"
                 )
-            if len(request.raw) > ARGUMENT_BYTES_MAX:
-                raise InvalidRequest(
-                    f"the arguments have {len(request.raw)} bytes; the limit is {ARGUMENT_BYTES_MAX}"
-                )
-            arguments, canonical, digest = decode_arguments(row, request.raw)
+            arguments, canonical, digest = request.decode(row)
         except SyscallError as error:
             return await self._outcomes.refuse(thread, request, error)
         if recorded is not None:
@@ -292,9 +289,10 @@ class Dispatcher:
 
     async def _broken(self, flight: Flight) -> Answer:
         """Answer for a bug."""
-        text = f"a bug in Ringfence stopped {flight.row.action}; the kernel's log has the details under `{flight.audit_id}`"
+        text = f"a bug in Ringfence stopped {flight.row.action}; report it with what stands under `{flight.audit_id}` in {PLACE}"
         if flight.effect_started and flight.row.recovery is not Recovery.REPEAT:
-            return await self._outcomes.fail(flight, OutcomeUnknown(text))
+            settle = f"settle it: ringfence resolve {flight.thread.id} {flight.step} --as done|not-done"
+            return await self._outcomes.fail(flight, OutcomeUnknown(f"{text}; {settle}"))
         return await self._outcomes.fail(flight, Internal(text))
 
     async def _run(self, flight: Flight) -> Answer:

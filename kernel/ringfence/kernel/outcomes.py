@@ -6,9 +6,10 @@ import asyncio
 import hashlib
 import logging
 import unicodedata
+from collections.abc import Callable
 
 import msgspec
-from ringfence.kernel.config import INLINE_RESULT_BYTES_MAX
+from ringfence.kernel.config import ARGUMENT_BYTES_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
 from ringfence.kernel.journal.blobs import BlobError
@@ -16,7 +17,16 @@ from ringfence.kernel.journal.types import Entry, JournalError, Row, StateConfli
 from ringfence.kernel.settled import Answer, answer_from, effect_identity, error_payload, refusal_row
 from ringfence.kernel.thread import Thread
 from ringfence.syscalls.base import Recovery
-from ringfence.syscalls.errors import Conflict, Fenced, JournalUnavailable, OutcomeUnknown, SyscallError
+from ringfence.syscalls.codec import Decoded, decode_arguments
+from ringfence.syscalls.errors import (
+    Conflict,
+    Fenced,
+    InvalidRequest,
+    JournalUnavailable,
+    OutcomeUnknown,
+    SyscallError,
+)
+from ringfence.syscalls.table import Row as TableRow
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +38,44 @@ KEPT_STATES = frozenset({"paused", "parked", "killed", "unknown"})
 """States that a call of the agent does not change."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One call as it came in."""
+class Request(msgspec.Struct, kw_only=True):
+    """One call as it came in. Not frozen: once decoded, its arguments are kept in their canonical form alone.
+
+    Attributes:
+        lane: whose step it is.
+        lane_step: which one.
+        action: the row, as the caller names it.
+        raw: the arguments, as they came or as they were decoded.
+        deadline_ms: longest run; 0: the kernel's limit.
+        shrink: told how many bytes are left of the arguments.
+        refusal: why they can't be read, where the door knows it already.
+    """
 
     lane: str
     lane_step: int
     action: str
     raw: bytes
     deadline_ms: int = 0
+    shrink: Callable[[int], None] | None = None
+    refusal: SyscallError | None = None
+
+    def decode(self, row: TableRow) -> Decoded:
+        """Decode the arguments and let go of the bytes as they came: blanks say nothing, and a call may wait for long.
+
+        Raises:
+            InvalidRequest: they are no arguments of the row.
+        """
+        if self.refusal is not None:
+            raise self.refusal
+        if len(self.raw) > ARGUMENT_BYTES_MAX:
+            raise InvalidRequest(
+                f"the arguments have {len(self.raw)} bytes; the limit is {ARGUMENT_BYTES_MAX}"
+            )
+        decoded = decode_arguments(row, self.raw)
+        self.raw = decoded[1]
+        if self.shrink is not None:
+            self.shrink(len(self.raw))
+        return decoded
 
 
 def inline_payload(result: bytes) -> bytes:

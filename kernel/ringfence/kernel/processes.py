@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from ringfence.kernel.config import Layout
 from ringfence.kernel.core import Core
+from ringfence.kernel.descriptors import Descriptors, NoDescriptors
 from ringfence.kernel.dispatch import Dispatcher
 from ringfence.kernel.journal.types import AgentKey, Unavailable
 from ringfence.kernel.logs import LogPump
@@ -53,6 +55,7 @@ class Processes:
         self._layout = layout
         self._ownership = ownership
         self._dispatcher = dispatcher
+        self._descriptors = Descriptors()
         self._running: dict[AgentKey, _Running] = {}
         self._logs: dict[tuple[AgentKey, str], LogPump] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -118,10 +121,10 @@ class Processes:
         async with thread.resolved:
             thread.resolved.notify_all()
         token = thread.new_token()
-        door = AgentDoor(thread, self._dispatcher, self._parker(thread))
+        door = AgentDoor(thread, self._dispatcher, self._parker(thread), self._descriptors)
         directory = self._layout.socket_dir(thread.key)
         environment = thread.environment
-        await door.open(directory, dict(self._core.table), environment.uid)
+        await self._open(door, directory, thread)
         fds: list[int] = []
         pumps: list[asyncio.Task[None]] = []
         try:
@@ -176,6 +179,13 @@ class Processes:
         if self._core.telemetry is not None:
             self._core.telemetry.sandbox_started(time.monotonic() - began)
         return program
+
+    async def _open(self, door: AgentDoor, directory: Path, thread: Thread) -> None:
+        try:
+            await door.open(directory, dict(self._core.table), thread.environment.uid)
+        except NoDescriptors as error:
+            await self.set_state(thread, "failed", error=str(error), ended_at=datetime.now(UTC))
+            raise SandboxError(str(error)) from None
 
     async def _record_start(self, thread: Thread) -> None:
         await self.set_state(thread, "running", started_at=datetime.now(UTC), ended_at=None, exit_code=None)

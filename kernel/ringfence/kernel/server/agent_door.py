@@ -12,21 +12,24 @@ import logging
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import Message
-from ringfence.kernel.config import CALLS_IN_FLIGHT_MAX, MESSAGE_BYTES_MAX
+from ringfence.kernel.config import MESSAGE_BYTES_MAX
+from ringfence.kernel.descriptors import Descriptors
 from ringfence.kernel.dispatch import Dispatcher
-from ringfence.kernel.outcomes import Request
+from ringfence.kernel.kernel_log import PLACE
+from ringfence.kernel.outcomes import Request, printable
 from ringfence.kernel.replay import OPERATOR_LANE
-from ringfence.kernel.server.status import abort_with
+from ringfence.kernel.server.gate import Complaints, Gate, Hold, Turnstile, lenient
+from ringfence.kernel.server.status import end_with
 from ringfence.kernel.server.wire import Context, aio, rpc
 from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
 from ringfence.syscalls.codec import arguments_from_message, result_to_message
-from ringfence.syscalls.errors import BadCredential, Internal, InvalidRequest
+from ringfence.syscalls.errors import BadCredential, Internal, InvalidRequest, SyscallError
 from ringfence.syscalls.table import Row
 from ringfence.v1 import syscalls_pb2 as pb
 
@@ -35,15 +38,23 @@ log = logging.getLogger(__name__)
 PROTOCOL = 1
 HELLO_S = 10.0
 SERVICE = "ringfence.v1.SyscallService"
-STREAMS_MAX = 32
+STREAM = f"/{SERVICE}/Stream"
+CONNECTION_STREAMS_MAX = 32
+HANDSHAKE_S = 10.0
+IDLE_S = 300.0
 
 _LANE = re.compile(r"[0-9A-Za-z._-]{1,256}").fullmatch
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
+    # Windows that grow with the speed of the line would take in megabytes for each stream that is not read yet.
+    ("grpc.http2.bdp_probe", 0),
+    # A connection that says nothing, or has nothing to do, gives its place back.
+    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
+    ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", 64 << 20),
-    ("grpc.max_concurrent_streams", STREAMS_MAX),
+    ("grpc.max_concurrent_streams", CONNECTION_STREAMS_MAX),
     ("grpc.max_metadata_size", 16 << 10),
 )
 
@@ -52,31 +63,46 @@ class AgentDoor:
     """Serves one agent while one program of it lives."""
 
     def __init__(
-        self, thread: Thread, dispatcher: Dispatcher, on_park: Callable[[Thread, Answer], Awaitable[None]]
+        self,
+        thread: Thread,
+        dispatcher: Dispatcher,
+        on_park: Callable[[Thread, Answer], Awaitable[None]],
+        descriptors: Descriptors,
     ) -> None:
         self._thread = thread
         self._dispatcher = dispatcher
         self._on_park = on_park
         self._server: Any = None
+        self._descriptors = descriptors
+        self._connections = 0
+        self._gate = Gate()
+        self._complaints = Complaints(log, thread.id)
         self._tasks: set[asyncio.Task[None]] = set()
         self._occurrences: Counter[str] = Counter()
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def open(self, directory: Path, table: dict[str, Row], uid: int | None) -> None:
-        """Listen on `syscall.sock` in `directory`, readable to the agent alone."""
+        """Listen on `syscall.sock` in `directory`, readable to the agent alone.
+
+        Raises:
+            NoDescriptors: the kernel can't serve one more agent.
+        """
         path = _clear(directory)
-        server = aio.server(options=_OPTIONS)
+        self._connections = self._descriptors.take()
+        # Above it gRPC closes a connection as soon as it has accepted it.
+        bound = ("grpc.max_allowed_incoming_connections", self._connections)
+        server = aio.server(options=(*_OPTIONS, bound), interceptors=(Turnstile(STREAM),))
         handlers: dict[str, Any] = {
             "Stream": rpc.stream_stream_rpc_method_handler(
                 self._stream,
-                request_deserializer=pb.StreamRequest.FromString,
+                request_deserializer=lenient(pb.StreamRequest.FromString),
                 response_serializer=pb.StreamResponse.SerializeToString,
             )
         }
         for row in table.values():
             handlers[row.method] = rpc.unary_unary_rpc_method_handler(
                 self._unary(row),
-                request_deserializer=row.request_class.FromString,
+                request_deserializer=lenient(row.request_class.FromString),
                 response_serializer=row.response_class.SerializeToString,
             )
         server.add_generic_rpc_handlers((rpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -90,6 +116,9 @@ class AgentDoor:
         if self._server is not None:
             await self._server.stop(grace=0.1)
             self._server = None
+        if self._connections:
+            self._descriptors.give_back(self._connections)
+            self._connections = 0
 
     # -- the stream -----------------------------------------------------------------------------------------------
 
@@ -105,16 +134,19 @@ class AgentDoor:
             self._tasks.discard(task)
 
         while True:
-            if len(pending) >= CALLS_IN_FLIGHT_MAX:
+            if not self._gate.open:
                 # Back-pressure before the next read: a flood waits in the client's own buffers.
-                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                await self._gate.wait()
             frame = await context.read()
             if frame is aio.EOF:
                 break
-            if frame.WhichOneof("frame") != "call":
+            if frame is None or frame.WhichOneof("frame") != "call":
                 text = "after the first frame only `call` frames may come"
-                await abort_with(context, InvalidRequest(text))
-            task = loop.create_task(self._serve(frame.call, context, writing))
+                end_with(context, self._misread() if frame is None else InvalidRequest(text))
+                return
+            task = loop.create_task(self._served(frame.call, context, writing))
+            # The call has what it needs: the frame may be megabytes, and the next one may not come for hours.
+            del frame
             pending.add(task)
             self._tasks.add(task)
             task.add_done_callback(ended)
@@ -126,18 +158,19 @@ class AgentDoor:
             async with asyncio.timeout(HELLO_S):
                 frame = await context.read()
         except TimeoutError:
-            await abort_with(context, BadCredential("no `hello` frame came; the stream is closed"))
+            end_with(context, BadCredential("no `hello` frame came; the stream is closed"))
             return False
         if frame is aio.EOF:
             return False
+        if frame is None:
+            end_with(context, self._misread())
+            return False
         if frame.WhichOneof("frame") != "hello" or not self._thread.token_matches(frame.hello.token):
-            await abort_with(
-                context, BadCredential("the token is not the one of this start; use RINGFENCE_TOKEN")
-            )
+            end_with(context, BadCredential("the token is not the one of this start; use RINGFENCE_TOKEN"))
             return False
         if frame.hello.protocol != PROTOCOL:
             text = f"protocol {frame.hello.protocol} is not served; this kernel speaks protocol {PROTOCOL}"
-            await abort_with(context, InvalidRequest(text))
+            end_with(context, InvalidRequest(text))
             return False
         thread = self._thread
         checkpoint = thread.replay.checkpoint
@@ -154,23 +187,42 @@ class AgentDoor:
         await context.write(pb.StreamResponse(welcome=welcome))
         return True
 
-    async def _serve(self, call: pb.Call, context: Context, writing: asyncio.Lock) -> None:
-        if not _LANE(call.lane) or call.lane == OPERATOR_LANE:
+    def _misread(self) -> InvalidRequest:
+        self._complaints.say("bytes that are no message came in at its socket")
+        return InvalidRequest("the bytes are no message of `ringfence.v1`; see its .proto files")
+
+    def _served(self, call: pb.Call, context: Context, writing: asyncio.Lock) -> Coroutine[Any, Any, None]:
+        """Take over what a frame holds, without the frame."""
+        raw = call.arguments
+        hold = Hold(self._gate, len(raw) + len(call.action) + len(call.lane))
+        request = Request(
+            lane=call.lane,
+            lane_step=call.step,
+            action=call.action,
+            raw=raw,
+            deadline_ms=call.deadline_ms,
+            shrink=hold.shrink,
+        )
+        return self._serve(request, call.id, hold, context, writing)
+
+    async def _serve(
+        self, request: Request, number: int, hold: Hold, context: Context, writing: asyncio.Lock
+    ) -> None:
+        try:
+            await self._reply(request, number, context, writing)
+        finally:
+            hold.end()
+
+    async def _reply(self, request: Request, number: int, context: Context, writing: asyncio.Lock) -> None:
+        if not _LANE(request.lane) or request.lane == OPERATOR_LANE:
             # The operator's lane is neither replayed nor settled with an agent's calls.
             text = "a lane's id is `0`, or its parent's with a dot and a number; at most 256 characters"
             answer = Answer(step=0, failure=InvalidRequest(text))
         else:
-            request = Request(
-                lane=call.lane,
-                lane_step=call.step,
-                action=call.action,
-                raw=call.arguments,
-                deadline_ms=call.deadline_ms,
-            )
             answer = await self._answer(request)
         response = pb.StreamResponse()
         reply = response.reply
-        reply.id, reply.step, reply.replayed = call.id, answer.step, answer.replayed
+        reply.id, reply.step, reply.replayed = number, answer.step, answer.replayed
         if answer.failure is not None:
             failure = answer.failure
             reply.failure.reason = failure.reason
@@ -190,46 +242,61 @@ class AgentDoor:
     async def _answer(self, request: Request) -> Answer:
         try:
             return await self._dispatcher.call(self._thread, request)
-        except Exception:
+        except Exception:  # noqa: BLE001 - a bug is logged, as often as the log can bear
             # A bug must reach the agent as an answer: one that never comes would hold it for ever.
-            log.exception("bug in the path of %s of %s", request.action[:64], self._thread.id)
-            text = "a bug in Ringfence stopped this call; the kernel's log has the details"
+            self._complaints.say(f"bug in the path of {printable(request.action)}", trace=True)
+            text = f"a bug in Ringfence stopped this call; report it with what {PLACE} says of it"
             return Answer(step=0, failure=Internal(text))
 
     # -- unary ----------------------------------------------------------------------------------------------------
 
-    def _unary(self, row: Row) -> Callable[[Message, Context], Awaitable[Message | None]]:
-        async def serve(message: Message, context: Context) -> Message | None:
+    def _unary(self, row: Row) -> Callable[[Message | None, Context], Awaitable[Message]]:
+        async def serve(message: Message | None, context: Context) -> Message:
             metadata = {str(key): value for key, value in context.invocation_metadata() or ()}
             scheme, _, token = str(metadata.get("authorization", "")).partition(" ")
             if scheme.lower() != "bearer" or not self._thread.token_matches(token):
-                await abort_with(
-                    context, BadCredential("send `authorization: Bearer TOKEN` with RINGFENCE_TOKEN")
-                )
-            raw = arguments_from_message(row, message)[1]
+                end_with(context, BadCredential("send `authorization: Bearer TOKEN` with RINGFENCE_TOKEN"))
+                return row.response_class()
+            if message is None:
+                end_with(context, self._misread())
+                return row.response_class()
+            await self._gate.wait()
             # A caller that is gone cancels nothing.
-            answer = await asyncio.shield(asyncio.create_task(self._in_turn(row.action, raw)))
+            answer = await asyncio.shield(asyncio.create_task(self._in_turn(row, message)))
             if answer.failure is not None:
                 if answer.park:
                     await self._on_park(self._thread, answer)
-                await abort_with(context, answer.failure)
+                end_with(context, answer.failure)
+                return row.response_class()
             return result_to_message(row, answer.result or b"{}")
 
         return serve
 
-    async def _in_turn(self, action: str, raw: bytes) -> Answer:
+    async def _in_turn(self, row: Row, message: Message) -> Answer:
         """Callers without lanes are matched by what they ask and how often: a restarted one finds its answers again.
 
         The steps of a lane come in order, so of several that ask the same at once each waits for the one before.
         """
+        hold = Hold(self._gate, message.ByteSize())
+        refusal: SyscallError | None = None
+        try:
+            raw = arguments_from_message(row, message)[1]
+        except SyscallError as error:
+            raw, refusal = message.SerializeToString(deterministic=True), error
+        action = row.action
         lane = f"call-{hashlib.sha256(action.encode() + bytes(1) + raw).hexdigest()[:24]}"
-        async with self._turns[lane]:
-            step = self._occurrences[lane]
-            answer = await self._answer(Request(lane=lane, lane_step=step, action=action, raw=raw))
-            if answer.step:
-                # Nothing recorded, as while the database is away: the next one takes this place.
-                self._occurrences[lane] += 1
-            return answer
+        try:
+            async with self._turns[lane]:
+                step = self._occurrences[lane]
+                answer = await self._answer(
+                    Request(lane=lane, lane_step=step, action=action, raw=raw, refusal=refusal)
+                )
+                if answer.step:
+                    # Nothing recorded, as while the database is away: the next one takes this place.
+                    self._occurrences[lane] += 1
+                return answer
+        finally:
+            hold.end()
 
 
 def _clear(directory: Path) -> Path:

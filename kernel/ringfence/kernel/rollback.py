@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from ringfence.kernel import rollback_atoms
 from ringfence.kernel.core import Core
-from ringfence.kernel.journal.types import Entry, Phase, Row, StateVersion, StoredRow
+from ringfence.kernel.journal.types import Entry, Phase, Rewound, Row, StateVersion, StoredRow
 from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.processes import Processes
@@ -62,6 +63,7 @@ class Undo:
     sql: dict[str, sql_restore.SqlRestorePlan] = field(default_factory=dict[str, sql_restore.SqlRestorePlan])
     late_conflicts: dict[str, str] = field(default_factory=dict[str, str])
     not_undoable: list[StoredRow] = field(default_factory=list[StoredRow])
+    moved: list[Rewound] = field(default_factory=list[Rewound])
 
 
 def point_of(row: StoredRow) -> dict[str, Any] | None:
@@ -144,6 +146,7 @@ class Rollback:
         except SnapshotError as error:
             raise conflict(f"a rollback point can't be used: {error}; nothing was changed") from error
         if path is None:
+            undo.moved = await rollback_atoms.rewind(self._core, thread, cut, parent, dry=True)
             await self._plan_state(thread, undo)
             for resource, images in records.items():
                 undo.sql[resource] = await self._plan_sql(thread, resource, images)
@@ -297,6 +300,7 @@ class Rollback:
         environment.forget_masks()
         branch = thread.branch
         if path is None:
+            undo.moved = await rollback_atoms.rewind(self._core, thread, undo.cut, parent, dry=False)
             branch = (await self._core.store.add_branch(thread.key, parent, undo.cut)).branch
         point = f"p{step}" if covers else ""
         await self._outcome(thread, step, undo, point, covers, branch)
@@ -313,6 +317,7 @@ class Rollback:
         covers = [item.path for item in files]
         covers += [f"sql {name}" for name, plan in undo.sql.items() if plan.items]
         covers += [f"state {now.key}" for now, _ in undo.state]
+        covers += [f"{change['kind']} {change['target']}" for change in rollback_atoms.changes(undo.moved)]
         store = environment.snapshots
         if not covers or await asyncio.to_thread(store.load, f"p{step}") is not None:
             return covers

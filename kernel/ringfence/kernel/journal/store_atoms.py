@@ -9,8 +9,8 @@ from typing import Any
 from psycopg.rows import tuple_row
 from ringfence.kernel.journal.database import borrowed
 from ringfence.kernel.journal.store_agents import lineage_values
-from ringfence.kernel.journal.store_base import Lineage, StoreBase, statement
-from ringfence.kernel.journal.types import AgentKey, MovedMessage
+from ringfence.kernel.journal.store_base import Lineage, StoreBase, made_by, statement
+from ringfence.kernel.journal.types import AgentKey, Rewound
 from ringfence.syscalls.lent import ArtifactFound, MemoryFound
 from ringfence.syscalls.now import rfc3339
 
@@ -111,8 +111,8 @@ class AtomStore(StoreBase):
         }
         await self._tuple("atoms.artifact_keep", values)
 
-    async def rewind_atoms(self, agent: AgentKey, lineage: Lineage, *, dry: bool) -> list[MovedMessage]:
-        """Put mailboxes, memories and artifacts of an agent to how they stand on a lineage.
+    async def rewind_atoms(self, agent: AgentKey, lineage: Lineage, *, dry: bool) -> list[Rewound]:
+        """Put messages, memories and artifacts of an agent to how they stand on a lineage. Twice is as once.
 
         Args:
             agent: whose.
@@ -122,7 +122,15 @@ class AtomStore(StoreBase):
         Raises:
             Unavailable: the database is away.
         """
-        rows = await self._rows("atoms.rewind", {"agent": agent, "dry": dry, **lineage_values(lineage)})
-        return [
-            MovedMessage(kind=kind, id=f"m{item}", peer=who, peer_name=name) for kind, item, who, name in rows
-        ]
+        values = {"agent": agent, "dry": dry, **lineage_values(lineage)}
+        async with (
+            borrowed(self._pool) as connection,
+            connection.transaction(),
+            connection.cursor(row_factory=made_by(Rewound)) as cursor,
+        ):
+            if not dry:
+                await connection.execute(statement("atoms.lock_sent"), values)
+            await cursor.execute(statement("atoms.rewind_kept"), values)
+            kept = await cursor.fetchall()
+            await cursor.execute(statement("atoms.rewind"), values)
+            return [*await cursor.fetchall(), *kept]

@@ -302,19 +302,23 @@ class CheckpointRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MovedMessage:
-    """One message that a rollback moves, or can't.
+class Rewound:
+    """One message, memory entry or artifact that a rollback moves, or can't.
 
     Attributes:
-        kind: `returned` to the agent's mailbox, `taken again`, `voided`, `sent again`, or `taken`: sent after the cut and
-            received by another, so it can't be called back.
-        peer: id of its sender, or of its receiver where the agent sent it.
+        kind: `message`, `memory` or `artifact`.
+        target: id of the message or entry; name and version of the artifact.
+        action: of a message `return` to the mailbox, `take` again, `void`, `send` again, or `taken`: another agent has
+            received it, so it can't be called back; of the others `hide` or `restore`.
+        detail: from whom or to whom; the space.
+        step: that sent it; 0 where it doesn't matter.
     """
 
     kind: str
-    id: str
-    peer: str
-    peer_name: str
+    target: str
+    action: str
+    detail: str
+    step: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

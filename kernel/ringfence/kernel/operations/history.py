@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
 
+from ringfence.kernel import rollback_atoms
 from ringfence.kernel.journal.audit import export, verify_store
 from ringfence.kernel.journal.types import Phase, Row, StoredRow
 from ringfence.kernel.operations.kernel import Kernel, from_us
@@ -88,6 +89,7 @@ def undo_document(undo: Undo) -> dict[str, Any]:
                 conflicts.append({"kind": "sql", "target": target, "reason": entry["reason"]})
             else:
                 changes.append({"kind": "row", "target": target, "action": entry["action"], "detail": ""})
+    changes += rollback_atoms.changes(undo.moved)
     return {
         "to_step": undo.cut,
         "changes": changes,
@@ -101,7 +103,8 @@ def undo_document(undo: Undo) -> dict[str, Any]:
                 "outcome": r.outcome,
             }
             for r in undo.not_undoable
-        ],
+        ]
+        + rollback_atoms.not_undoable(undo.moved),
         "others": [],
     }
 

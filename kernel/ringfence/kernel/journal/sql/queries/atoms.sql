@@ -32,5 +32,30 @@ values (%(agent)s, %(name)s,
     1 + coalesce((select max(version) from artifacts where agent = %(agent)s and name = %(name)s), 0),
     %(ref)s, %(media_type)s, %(size_bytes)s, %(step)s, %(branch)s)
 
+-- name: lock_sent
+-- What nobody has taken yet is not taken while it is decided what becomes of it.
+select key from messages where sender_key = %(agent)s and taken_step is null order by key for update
+
 -- name: rewind
-select kind, item, who, name from atoms_rewind(%(agent)s, %(branches)s::integer[], %(cuts)s::bigint[], %(dry)s) order by item
+select 'message' as kind, 'm' || r.item as target,
+    case r.kind when 'returned' then 'return' when 'taken again' then 'take' when 'voided' then 'void'
+        when 'sent again' then 'send' else 'taken' end as action,
+    case when r.kind in ('returned', 'taken again') then 'from ' else 'to ' end || r.who as detail,
+    coalesce(m.sender_step, 0) as step
+from atoms_rewind(%(agent)s, %(branches)s::integer[], %(cuts)s::bigint[], %(dry)s) r join messages m on m.key = r.item
+order by r.item
+
+-- name: rewind_kept
+-- What a rewind hides or brings back; asked before it.
+select 'memory' as kind, 'e' || m.key as target, case when m.hidden then 'restore' else 'hide' end as action,
+    case when m.space = '' then 'own' else m.space end as detail, 0::bigint as step
+from memories m
+where m.agent = %(agent)s and m.hidden = exists (
+    select from unnest(%(branches)s::integer[], %(cuts)s::bigint[]) as l (branch, up_to)
+    where m.branch = l.branch and m.step <= l.up_to)
+union all
+select 'artifact', f.name || ' version ' || f.version, case when f.hidden then 'restore' else 'hide' end, f.ref, 0::bigint
+from artifacts f
+where f.agent = %(agent)s and f.hidden = exists (
+    select from unnest(%(branches)s::integer[], %(cuts)s::bigint[]) as l (branch, up_to)
+    where f.branch = l.branch and f.step <= l.up_to)

@@ -170,7 +170,7 @@ WRONG = [
     (GOOD + "  restart: {policy: sometimes}\n", "sometimes"),
     (GOOD + "  run: {command: [again]}\n", "run"),
     (GOOD + "  when: [{action: fs.read, if: tainted, then: deny}]\n", "when"),
-    (GOOD + "  schedule: {cron: '* * * * *'}\n", "schedule"),
+    (GOOD + "  schedule: {cron: '* * * *'}\n", "cron"),
     (GOOD + "\tx: 1\n", ""),
     (GOOD.replace("{name: good}", "&a {name: good}"), "anchor"),
     ("[]", ""),

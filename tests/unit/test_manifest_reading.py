@@ -109,7 +109,6 @@ def test_what_this_release_can_not_enforce_is_listed_with_its_place() -> None:
     assert found == [
         (22, 3, "`when` is not supported in this release"),
         (28, 5, "`budgets.context` is not supported in this release"),
-        (31, 3, "`schedule` is not supported in this release"),
     ]
     assert all(item.fix for item in parse_manifest(FULL).unsupported())
 
@@ -123,7 +122,6 @@ def test_what_this_release_can_not_enforce_is_listed_with_its_place() -> None:
         ("serve: {anything: [1, two]}", (6, 3), "`serve`"),
         ("delegates: [worker]", (6, 3), "`delegates`"),
         ("when: []", (6, 3), "`when`"),
-        ("schedule: {every: 5m}", (6, 3), "`schedule`"),
         ("restart: {resume: own}", (6, 21), "`resume: own`"),
         ("budgets: {context: {max_tokens: 1k}}", (6, 13), "`budgets.context`"),
     ],

@@ -100,7 +100,6 @@ _LATER: Final = {
     "delegates": "leave it out",
     "serve": "leave it out",
     "when": "leave it out, or deny the action",
-    "schedule": "leave it out, and submit the agent when it has to run",
 }
 """Keys of `spec` that parse and that this release can't enforce, with what to do meanwhile."""
 

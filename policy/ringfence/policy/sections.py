@@ -19,6 +19,8 @@ from ringfence.policy.manifest_types import (
 )
 from ringfence.policy.problems import PatternError
 from ringfence.policy.reader import Reader
+from ringfence.policy.schedule import cron_problem
+from ringfence.policy.schedule import zone as find_zone
 from ringfence.policy.strict_yaml import Items, Node, Scalar
 from ringfence.policy.units import Rate
 
@@ -47,6 +49,7 @@ _LABEL_KEY: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,125}[A-Za-z0-9])?
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
 _CRON_FIELD: Final = re.compile(r"[0-9A-Za-z*,/-]{1,64}", re.ASCII)
 _CRON_FIELDS: Final = 5
+EVERY_S_MIN: Final = 1.0
 _ZONE: Final = re.compile(r"[A-Za-z0-9_+-]{1,32}(/[A-Za-z0-9_+-]{1,32}){0,2}", re.ASCII)
 _MAX_ENTRIES: Final = 256
 _MIN_MEMORY: Final = 16 << 20
@@ -342,14 +345,24 @@ def read_schedule(reader: Reader, node: Node) -> Schedule:
             reader.wrong(
                 fields["cron"][1], f"`{cron}` is no cron line", 'write five fields, such as `"30 2 * * *"`'
             )
+        elif cron and (problem := cron_problem(cron)) is not None:
+            reader.wrong(
+                fields["cron"][1],
+                f"the cron line `{cron}` {problem}",
+                "its fields are minute, hour, day of month, month, day of week",
+            )
     if "every" in fields:
         every = reader.duration(fields["every"][1], "spec.schedule.every", 60.0)
+        if every < EVERY_S_MIN:
+            reader.wrong(fields["every"][1], "`spec.schedule.every` is shorter than a second", "write `1m`")
     if "timezone" in fields:
         zone = reader.text(fields["timezone"][1], "spec.schedule.timezone") or "UTC"
-        if _ZONE.fullmatch(zone) is None:
+        if _ZONE.fullmatch(zone) is None or find_zone(zone) is None:
             reader.wrong(
                 fields["timezone"][1], f"`{zone}` is no time zone", "write one such as `Europe/Berlin`"
             )
+    if "every" in fields and "timezone" in fields:
+        reader.wrong(fields["timezone"][0], "an interval knows no time zone", "leave `timezone` out")
     if ("cron" in fields) == ("every" in fields):
         reader.wrong(node, "a schedule has either `cron` or `every`", 'write `cron: "30 2 * * *"`')
     return Schedule(cron=cron, every_s=every, timezone=zone)

@@ -1,0 +1,132 @@
+"""When schedules fire: clock changes of time zones, and that the next time is always later."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from ringfence.policy.manifest_types import Schedule
+from ringfence.policy.schedule import cron_problem, next_fire, zone
+
+BERLIN = "Europe/Berlin"
+ANCHOR = datetime(2026, 1, 1, 0, 7, 3, tzinfo=UTC)
+
+
+def fires(line: str, after: str, count: int, timezone: str = BERLIN) -> list[str]:
+    """The next times as UTC, to the minute."""
+    moment, found = datetime.fromisoformat(after), list[str]()
+    for _ in range(count):
+        later = next_fire(Schedule(cron=line, timezone=timezone), moment, ANCHOR)
+        assert later is not None
+        moment = later
+        found.append(moment.strftime("%m-%dT%H:%M"))
+    return found
+
+
+def test_a_fixed_time_that_is_skipped_fires_right_after_the_gap() -> None:
+    # On 29 March 2026 the clock of Berlin goes from 2:00 to 3:00.
+    assert fires("30 2 * * *", "2026-03-28T00:00Z", 3) == ["03-28T01:30", "03-29T01:00", "03-30T00:30"]
+
+
+def test_a_fixed_time_in_a_doubled_hour_fires_in_the_first_only() -> None:
+    # On 25 October 2026 the hour from 2:00 to 3:00 comes twice.
+    assert fires("30 2 * * *", "2026-10-24T00:00Z", 3) == ["10-24T00:30", "10-25T00:30", "10-26T01:30"]
+    # Asked in the second of the two, it names no time that is past.
+    assert fires("30 2 * * *", "2026-10-25T01:10Z", 1) == ["10-26T01:30"]
+
+
+def test_a_wildcard_follows_the_clock_on_the_wall() -> None:
+    assert fires("30 * * * *", "2026-03-29T00:00Z", 2) == ["03-29T00:30", "03-29T01:30"]
+    assert fires("30 * * * *", "2026-10-24T23:45Z", 3) == ["10-25T00:30", "10-25T01:30", "10-25T02:30"]
+    skipped = fires("*/30 2 * * *", "2026-03-28T01:45Z", 2)
+    assert skipped == ["03-30T00:00", "03-30T00:30"]
+    doubled = fires("*/30 2 * * *", "2026-10-25T00:00Z", 3)
+    assert doubled == ["10-25T00:30", "10-25T01:00", "10-25T01:30"]
+
+
+def test_half_hours_and_clocks_that_move_at_midnight() -> None:
+    # Lord Howe moves by half an hour; Beirut has moved at midnight, so that a day began at 1:00.
+    assert fires("15 2 * * *", "2026-10-03T00:00Z", 2, "Australia/Lord_Howe") == [
+        "10-03T15:30",
+        "10-04T15:15",
+    ]
+    assert fires("0 0 * * *", "2024-03-30T00:00Z", 2, "Asia/Beirut") == ["03-30T22:00", "03-31T21:00"]
+
+
+def test_an_interval_is_counted_from_its_start_and_knows_no_clock_changes() -> None:
+    schedule = Schedule(every_s=900.0)
+    first = next_fire(schedule, ANCHOR, ANCHOR)
+    assert first is not None
+    assert first == ANCHOR + timedelta(minutes=15)
+    assert next_fire(schedule, first, ANCHOR) == ANCHOR + timedelta(minutes=30)
+    assert next_fire(schedule, first - timedelta(microseconds=1), ANCHOR) == first
+    assert next_fire(schedule, ANCHOR - timedelta(days=1), ANCHOR) == first
+
+
+def test_lines_that_are_none() -> None:
+    assert cron_problem("30 2 * * mon-fri") is None
+    assert cron_problem("0 0 29 2 *") is None
+    for line in (
+        "60 * * * *",
+        "* 24 * * *",
+        "0 0 30 2 *",
+        "*/0 * * * *",
+        "a * * * *",
+        "5-1 * * * *",
+        "0 0 L/2/ * *",
+    ):
+        assert cron_problem(line) is not None, line
+
+
+def test_zones() -> None:
+    assert zone(BERLIN) == ZoneInfo(BERLIN)
+    for name in ("Europe/Atlantis", "Europe", "../etc/passwd", "", "/etc/localtime"):
+        assert zone(name) is None, name
+
+
+FIELDS = st.tuples(
+    st.one_of(st.just("*"), st.just("*/7"), st.integers(0, 59).map(str), st.just("1,59")),
+    st.one_of(st.just("*"), st.just("*/5"), st.integers(0, 23).map(str), st.just("1-3")),
+    st.one_of(st.just("*"), st.integers(1, 28).map(str), st.just("L")),
+    st.just("*"),
+    st.one_of(st.just("*"), st.integers(0, 7).map(str)),
+).map(" ".join)
+ZONES = st.sampled_from(
+    [BERLIN, "UTC", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "Asia/Beirut"]
+)
+# Around the changes of clocks, to the second, and anywhere.
+MOMENTS = st.one_of(
+    st.integers(-7200, 7200).map(lambda s: datetime(2026, 10, 25, 1, tzinfo=UTC) + timedelta(seconds=s)),
+    st.integers(-7200, 7200).map(lambda s: datetime(2026, 3, 29, 1, tzinfo=UTC) + timedelta(seconds=s)),
+    st.datetimes(datetime(2020, 1, 1), datetime(2040, 1, 1), timezones=st.just(UTC)),  # noqa: DTZ001 - given one
+)
+
+
+@settings(deadline=None)
+@given(FIELDS, ZONES, MOMENTS)
+@example("30 2 * * *", BERLIN, datetime(2026, 10, 25, 1, 10, tzinfo=UTC))
+def test_the_next_time_is_always_later(line: str, timezone: str, moment: datetime) -> None:
+    schedule = Schedule(cron=line, timezone=timezone)
+    times = [moment]
+    for _ in range(4):
+        later = next_fire(schedule, times[-1], ANCHOR)
+        assert later is not None
+        times.append(later)
+    assert all(a < b for a, b in pairwise(times))
+    # Nothing is passed over: asked from just before, the same time is found.
+    for later in times[2:]:
+        assert next_fire(schedule, later - timedelta(seconds=1), ANCHOR) == later
+
+
+@pytest.mark.parametrize("seconds", [1.0, 59.5, 86400.0])
+def test_intervals_always_grow(seconds: float) -> None:
+    moment = ANCHOR
+    for _ in range(50):
+        later = next_fire(Schedule(every_s=seconds), moment, ANCHOR)
+        assert later is not None
+        assert moment < later <= moment + timedelta(seconds=seconds)
+        moment = later

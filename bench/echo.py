@@ -33,6 +33,8 @@ async def _stream(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) ->
             return
         if frame.HasField("hello"):
             answer = StreamResponse(welcome=Welcome(agent="echo", thread="echo"))
+        elif frame.HasField("lanes"):
+            continue
         else:
             call = frame.call
             answer = StreamResponse(reply=Reply(id=call.id, step=call.step, result=call.arguments))

@@ -30,6 +30,7 @@ from ringfence.kernel.processes import Processes
 from ringfence.kernel.resources import Resources
 from ringfence.kernel.revival import Revival
 from ringfence.kernel.rollback import Rollback
+from ringfence.kernel.scheduler import Scheduler
 from ringfence.kernel.secrets import Secrets
 from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
@@ -258,6 +259,7 @@ async def heart_on(dsn: str, directory: Path, config: str = "") -> AsyncGenerato
         core=core,
         ownership=ownership,
         processes=processes,
+        scheduler=Scheduler(core, processes),
         rollback=Rollback(core, ownership, processes),
         secrets=Secrets(layout.secrets),
         anchor=Anchor(layout.anchor_file, layout.anchor_key),

@@ -18,6 +18,7 @@ from ringfence.console import (
     commands_output,
     commands_policy,
     commands_rights,
+    commands_schedule,
     commands_secrets,
     commands_submit,
     commands_undo,
@@ -32,7 +33,20 @@ if TYPE_CHECKING:
 
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "The kernel": ("up", "down", "status", "doctor", "reload", "secrets"),
-    "Agents": ("submit", "ps", "show", "logs", "steps", "pause", "resume", "start", "kill", "send", "pull"),
+    "Agents": (
+        "submit",
+        "ps",
+        "show",
+        "logs",
+        "steps",
+        "pause",
+        "resume",
+        "start",
+        "kill",
+        "send",
+        "pull",
+        "schedule",
+    ),
     "What they may do": ("grant", "revoke", "approvals", "policy"),
     "Undo and settle": ("points", "rollback", "diff", "resolve"),
     "Evidence": ("audit", "demo"),
@@ -112,6 +126,9 @@ def build() -> Root:
     secrets = Branch("secrets", about="Values kept by the kernel: never shown, never inside a sandbox.")
     commands_secrets.commands.attach(secrets)
     tree.add_command(secrets)
+    schedule = Branch("schedule", about="When agents run by themselves.")
+    commands_schedule.commands.attach(schedule)
+    tree.add_command(schedule)
     return tree
 
 

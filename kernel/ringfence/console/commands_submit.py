@@ -40,7 +40,11 @@ class _Options(TypedDict):
 @click.argument("manifest", type=click.Path(allow_dash=True))
 @click.option("--input", "input_file", metavar="FILE|-", help="What the agent finds on its standard input.")
 @click.option("--name", metavar="NAME", help="Name instead of the manifest's.")
-@click.option("--wait", is_flag=True, help="Follow it to the end; exit 0 only when it is done.")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Follow it to the end, with a schedule of its first run; exit 0 only when it is done.",
+)
 @click.option(
     "--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a value of the manifest."
 )
@@ -70,6 +74,8 @@ def submit(session: Session, manifest: str, **options: Unpack[_Options]) -> int:
         return ExitCode.OK
     if not session.as_json:
         _print_id(session, answer)
+    if answer.get("waiting_for"):
+        render.note(f"{answer.get('name') or answer['id']}: waits for {answer['waiting_for']}")
     try:
         end = client.call("Wait", agent=answer["id"])
     except KeyboardInterrupt:

@@ -88,6 +88,11 @@ class Budgets:
         self._by_action: dict[str, tuple[_Bucket, ...]] = {}
         self._calls_limit = self._totals.get("calls")
 
+    def begin_run(self) -> None:
+        """Count the totals afresh, for another run of a scheduled agent; rates go on."""
+        for name in self._spent:
+            self._spent[name] = 0.0
+
     def reserve(self, name: str, amount: float = 1.0) -> None:
         """Reserve from a total before the spend.
 

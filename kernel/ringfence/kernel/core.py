@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,12 @@ _AWAY = "the journal can't commit, so nothing was done; the database is away, th
 
 @dataclass(slots=True, kw_only=True)
 class Core:
-    """Shared parts, wired once by `main`."""
+    """Shared parts, wired once by `main`.
+
+    Attributes:
+        on_rest: told when all of an agent waits, or no longer.
+        wake: `Processes.wake`, for what may not know the processes.
+    """
 
     journal: Journal
     store: Store
@@ -68,6 +73,8 @@ class Core:
     lease: Lease = field(default_factory=Lease)
     threads: dict[AgentKey, Thread] = field(default_factory=dict[AgentKey, Thread])
     mailboxes: Mailboxes = field(init=False)
+    on_rest: Callable[[Thread, bool], None] | None = None
+    wake: Callable[[Thread], Awaitable[None]] | None = None
     stopping: bool = False
     telemetry: Recorder | None = None
     approvals: Approvals = field(init=False)

@@ -40,6 +40,7 @@ from ringfence.kernel.readiness import notify
 from ringfence.kernel.resources import ResourceError, Resources, embedded_names
 from ringfence.kernel.revival import Revival
 from ringfence.kernel.rollback import Rollback
+from ringfence.kernel.scheduler import Scheduler
 from ringfence.kernel.secrets import Secrets, SecretsError
 from ringfence.kernel.server.operator_door import OperatorDoor
 from ringfence.kernel.takeover import Takeover
@@ -268,6 +269,7 @@ async def compose(
         ownership=ownership,
         processes=processes,
         rollback=rollback,
+        scheduler=Scheduler(core, processes),
         secrets=secrets,
         anchor=anchor,
         database_version=server.version if server is not None else await store.ping(),
@@ -335,6 +337,7 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
         # Before the programs are ended: it starts some.
         await takeover.close()
         await core.mailboxes.close()
+        await kernel.scheduler.timers.stop()
         await kernel.processes.stop_all()
         for task in tasks:
             task.cancel()
@@ -351,6 +354,7 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
     ]
     stack.push_async_callback(close)
     await core.mailboxes.open()
+    kernel.scheduler.timers.start()
     await takeover.open()
     with contextlib.suppress(FileNotFoundError):
         kernel.layout.operator_socket.unlink()
@@ -374,6 +378,8 @@ async def _abandon(core: Core) -> None:
 
 async def _drain(core: Core, seconds: float) -> None:
     """Let calls that run finish; nothing new is admitted."""
-    answers = [f.answer for t in core.threads.values() for f in t.flights.values() if f.answer is not None]
+    # A call that waits may do so for days; the next kernel goes on with it.
+    busy = [f for t in core.threads.values() for f in t.flights.values() if f.step not in t.waits]
+    answers = [f.answer for f in busy if f.answer is not None]
     if answers:
         await asyncio.wait(answers, timeout=seconds)

@@ -69,8 +69,10 @@ class Ownership:
     async def _adopt(self, record: AgentRecord) -> Thread:
         manifest = parse_manifest(record.manifest, record.source)
         rights = await self._rights(record, manifest)
-        counts = await self.core.store.counts(record.key)
-        lineage = Lineage.of(record.branch, await self.core.store.branches(record.key))
+        branches = await self.core.store.branches(record.key)
+        lineage = Lineage.of(record.branch, branches)
+        before_run = next(b.cut_step for b in branches if b.branch == lineage.root)
+        counts = await self.core.store.counts(record.key, before_run)
         thread = Thread(
             record=record,
             manifest=manifest,
@@ -87,6 +89,9 @@ class Ownership:
             reload=self._reload,
         )
         thread.steps = int(counts.get("max_step", 0))
+        thread.on_rest = self.core.on_rest
+        if manifest.schedule is not None:
+            thread.schedule = await self.core.store.schedule(record.key)
         await self.core.journal.adopt(record.key)
         await asyncio.to_thread(thread.environment.workspace.sweep)
         await self.load_replay(thread)
@@ -150,6 +155,9 @@ class Ownership:
         """Continue on another branch."""
         thread.lineage = Lineage.of(branch, await self.core.store.branches(thread.key))
         thread.branch = branch
+        if thread.schedule is not None:
+            # Whoever rolls back a run that is over goes on with it.
+            thread.schedule = await self.core.store.schedule(thread.key)
         thread.loaded = False
         await self.load_replay(thread)
 

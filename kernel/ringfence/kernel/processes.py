@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,8 @@ from ringfence.kernel.core import Core
 from ringfence.kernel.descriptors import Descriptors, NoDescriptors
 from ringfence.kernel.dispatch import Dispatcher
 from ringfence.kernel.journal.types import AgentKey, Unavailable
+from ringfence.kernel.launch import program_spec, why_ended
+from ringfence.kernel.linger import Linger
 from ringfence.kernel.logs import LogPump
 from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.recovery import settle_again
@@ -29,6 +32,9 @@ from ringfence.sandbox.types import Exit, ExitReason, Program, ProgramSpec, Sand
 from ringfence.syscalls.errors import JournalUnavailable, Killed
 
 log = logging.getLogger(__name__)
+
+RunEnd = Callable[..., Coroutine[Any, Any, None]]
+"""`(thread, outcome, *, error, exit_code, ended_at)`"""
 
 BACKOFF_S = 0.2
 BACKOFF_S_MAX = 30.0
@@ -59,14 +65,25 @@ class Processes:
         self._running: dict[AgentKey, _Running] = {}
         self._logs: dict[tuple[AgentKey, str], LogPump] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._linger = Linger(core, self, self._spawn)
+        self.on_end: RunEnd | None = None  # set by who begins the runs of scheduled agents
+        core.on_rest, core.wake = self._linger.rests, self.wake
 
     # -- state ----------------------------------------------------------------------------------------------------
 
     async def set_state(
-        self, thread: Thread, state: str, *, waiting_for: str = "", error: str = "", **more: Any
+        self,
+        thread: Thread,
+        state: str,
+        *,
+        waiting_for: str = "",
+        error: str = "",
+        asleep: bool = False,
+        wake_at: datetime | None = None,
+        **more: Any,
     ) -> None:
-        """Change an agent's state in memory and in the database."""
-        thread.state, thread.waiting_for, thread.error = state, waiting_for, error
+        """Change an agent's state in memory and in the database. Whoever sets one says whether it is asleep in it."""
+        thread.state, thread.waiting_for, thread.error, thread.asleep = state, waiting_for, error, asleep
         # INVARIANT: one at a time, and the newest state last: a kernel that starts later believes what is stored.
         async with thread.storing:
             await self._core.store.set_agent(
@@ -74,6 +91,8 @@ class Processes:
                 state=thread.state,
                 waiting_for=thread.waiting_for,
                 error=thread.error,
+                asleep=thread.asleep,
+                wake_at=wake_at if thread.asleep else None,
                 **more,
             )
         await thread.announce()
@@ -132,7 +151,8 @@ class Processes:
                 read_fd, write_fd = os.pipe()
                 fds.append(write_fd)
                 pumps.append(asyncio.create_task(self.log_of(thread, stream).run(read_fd)))
-            thread.program = await self._enter(environment.sandbox, self._spec(thread, token, fds))
+            spec = program_spec(thread, self._layout, token, fds)
+            thread.program = await self._enter(environment.sandbox, spec)
         except SandboxError as error:
             await door.close()
             await self.set_state(thread, "failed", error=str(error), ended_at=datetime.now(UTC))
@@ -145,33 +165,10 @@ class Processes:
         running.alive.set()
         self._running[thread.key] = running
         try:
-            await self._insist(lambda: self._record_start(thread))
+            await self.insist(lambda: self._record_start(thread))
         finally:
             # Whatever became of the record: a program that lives is watched.
             running.watcher = self._spawn(self._watch(thread, running))
-
-    def _spec(self, thread: Thread, token: str, fds: Sequence[int]) -> ProgramSpec:
-        environment = thread.environment
-        return ProgramSpec(
-            agent=thread.id,
-            argv=thread.manifest.run.command,
-            env={
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "PYTHONUNBUFFERED": "1",
-                **environment.command_env,
-                "RINGFENCE_SOCKET": "/run/ringfence/syscall.sock",
-                "RINGFENCE_TOKEN": token,
-                "RINGFENCE_AGENT": thread.id,
-            },
-            image=self._layout.agent(thread.id) / "image",
-            socket_dir=self._layout.socket_dir(thread.key),
-            readonly=environment.readonly,
-            uid=environment.uid,
-            limits=environment.limits,
-            stdin=thread.record.input,
-            stdout_fd=fds[0],
-            stderr_fd=fds[1],
-        )
 
     async def _enter(self, sandbox: Sandbox, spec: ProgramSpec) -> Program:
         began = time.monotonic()
@@ -200,7 +197,7 @@ class Processes:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _insist(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    async def insist(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         """Do what has to be recorded about a process that lives or has ended: waits for the database as long as it takes."""
         while True:
             try:
@@ -224,12 +221,9 @@ class Processes:
         if running.ending or self._core.stopping:
             return
         # An agent's death cancels nothing: its calls finish and are recorded before it is judged or started again.
-        # One that waits for what may never come goes on by itself: the next start finds it again.
-        flights = [
-            f.answer
-            for f in thread.flights.values()
-            if f.answer is not None and (f.effect_started or not f.row.waits)
-        ]
+        # One that waits may do so for days; the next start finds it under way.
+        busy = [f for f in thread.flights.values() if f.step not in thread.waits]
+        flights = [f.answer for f in busy if f.answer is not None]
         if flights and thread.state != "unknown":
             await asyncio.wait(flights, timeout=60)
         try:
@@ -239,21 +233,24 @@ class Processes:
 
     async def _ended(self, thread: Thread, ended: Exit, generation: int) -> None:
         facts = {"reason": ended.reason.value, "code": ended.code}
-        await self._insist(lambda: self._core.event(thread.key, "agent.exit", thread.id, **facts))
-        if thread.state in ("unknown", "parked", "killed") or thread.generation != generation:
+        await self.insist(lambda: self._core.event(thread.key, "agent.exit", thread.id, **facts))
+        shown = thread.shown == (thread.state, thread.waiting_for)  # parked by its calls, not by anybody
+        held = thread.state in ("unknown", "parked", "killed") and not shown
+        if held or thread.generation != generation:
             return  # an operator was here meanwhile, and may have started it again
         if thread.state == "paused" and (ended.reason is not ExitReason.EXIT or ended.code):
             return  # a frozen program ends by another's hand; `resume` starts it again
         now = datetime.now(UTC)
         if ended.reason is ExitReason.EXIT and ended.code == 0:
-            await self._settle(thread, "done", exit_code=0, ended_at=now)
+            await self._finish(thread, "done", generation, exit_code=0, ended_at=now)
             return
-        why = self._why(thread, ended)
+        why = why_ended(ended, self.log_of(thread, "stderr").tail())
         restart = thread.manifest.restart
         again = restart.policy == "on-failure" and ended.reason is not ExitReason.TIMEOUT
         if not again or thread.restarts >= restart.max:
             limit = f"; it was restarted {thread.restarts} times" if again else ""
-            await self._settle(thread, "failed", error=why + limit, exit_code=ended.code, ended_at=now)
+            facts = {"error": why + limit, "exit_code": ended.code, "ended_at": now}
+            await self._finish(thread, "failed", generation, **facts)
             return
         thread.restarts += 1
         await self._settle(
@@ -268,37 +265,49 @@ class Processes:
         async with thread.operation:
             restartable = thread.state == "pending" and thread.generation == generation
             if restartable and not self._core.stopping and thread.program is None:
-                await self._start_or_fail(thread)
+                await self.start_or_fail(thread)
+
+    async def _finish(self, thread: Thread, outcome: str, generation: int, **facts: Any) -> None:
+        """The program is at its end; an agent with a schedule waits for its next run."""
+        if thread.schedule is None or self.on_end is None:
+            await self._settle(thread, outcome, **facts)
+            return
+        async with thread.operation:
+            if thread.state != "killed" and thread.generation == generation:
+                await self.insist(functools.partial(self.on_end, thread, outcome, **facts))
 
     async def _settle(self, thread: Thread, state: str, **more: Any) -> None:
         """Set a state that follows from the end of a program, unless an operator sets another one meanwhile."""
         expected = {thread.state, state}
 
         async def work() -> None:
-            if thread.state in expected:
+            # What its calls wait for may change all the time, and says nothing about its end.
+            if thread.state in expected or thread.shown == (thread.state, thread.waiting_for):
                 await self.set_state(thread, state, **more)
 
-        await self._insist(work)
+        await self.insist(work)
 
-    async def _start_or_fail(self, thread: Thread) -> None:
+    async def start_or_fail(self, thread: Thread) -> None:
+        """Start a program; where that can't be done the agent says why, and nothing is raised."""
         try:
-            await self._insist(lambda: self.start(thread))
+            await self.insist(lambda: self.start(thread))
         except SandboxError as error:
-            log.warning("%s can't be started again: %s", thread.id, error)
+            log.warning("%s can't be started: %s", thread.id, error)
+            await self.not_started(thread, str(error))
 
-    def _why(self, thread: Thread, ended: Exit) -> str:
-        last = next(
-            (line for line in reversed(self.log_of(thread, "stderr").tail().splitlines()) if line.strip()), ""
-        )
-        kinds = {
-            ExitReason.EXIT: f"exit status {ended.code}",
-            ExitReason.SIGNAL: f"ended by signal {-ended.code}",
-            ExitReason.MEMORY: "out of memory; raise `sandbox.memory`",
-            ExitReason.TIMEOUT: "ran longer than `sandbox.timeout`",
-            ExitReason.DISK: "wrote more than `sandbox.disk`; raise it or write less",
-            ExitReason.KILLED: "killed",
-        }
-        return kinds[ended.reason] + (f": {last.strip()[:300]}" if last else "")
+    async def not_started(self, thread: Thread, error: str) -> None:
+        """A run of a scheduled agent that can't be started has failed, and the next one is waited for."""
+        if thread.schedule is not None and thread.schedule.running and self.on_end is not None:
+            end = functools.partial(self.on_end, thread, "failed", error=error, ended_at=datetime.now(UTC))
+            await self.insist(end)
+
+    async def wake(self, thread: Thread) -> None:
+        """Start the process of an agent that is asleep, because a wait of its has ended; it goes on by replay.
+
+        The one way to do it, for timers, messages, approvals and budgets. Does nothing where the agent isn't asleep: it is
+        live, paused, killed or at its end.
+        """
+        await self._linger.wake(thread)
 
     # -- operators ------------------------------------------------------------------------------------------------
 

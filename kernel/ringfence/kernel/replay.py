@@ -59,6 +59,11 @@ class Lineage:
             limit = min(limit, record.cut_step)
             at = record.parent
 
+    @property
+    def root(self) -> int:
+        """The branch without a parent: where the run began."""
+        return self.parts[-1][0]
+
     def holds(self, branch: int, step: int) -> bool:
         """Whether a row of `branch` at `step` belongs to this lineage."""
         return any(branch == b and step <= limit for b, limit in self.parts)

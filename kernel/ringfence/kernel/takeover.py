@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EPOCH_CHANNEL = "ringfence_epoch"
-STARTED_STATES = frozenset({"pending", "running", "waiting", "sleeping"})
+STARTED_STATES = frozenset({"pending", "running", "waiting"})
 CLAIM_EVERY_S = 5.0
 
 
@@ -95,9 +95,12 @@ class Takeover:
             async with thread.operation:
                 # An operator may have been faster.
                 if not rolled and thread.program is None and thread.state in STARTED_STATES:
-                    await kernel.processes.start(thread)
-        except SandboxError as error:
-            log.warning("%s can't be started again: %s", record.id, error)
+                    try:
+                        await kernel.processes.start(thread)
+                    except SandboxError as error:
+                        log.warning("%s can't be started again: %s", record.id, error)
+                        await kernel.processes.not_started(thread, str(error))
+            kernel.scheduler.adopt(thread)
         except JournalUnavailable:
             raise
         except Fenced as error:

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from ringfence.kernel.journal.types import AgentKey, AgentRecord, StoredRow
+from ringfence.kernel.journal.types import AgentKey, AgentRecord, ScheduleRecord, StoredRow
 from ringfence.kernel.replay import Lineage, Replay
 from ringfence.kernel.rights import Rights
 from ringfence.kernel.waits import Wait, show
@@ -62,7 +62,9 @@ class Thread:
         self.waits: dict[int, Wait] = {}
         self.live_lanes = 0  # as the program reported it; 0: it didn't
         self.shown: tuple[str, str] | None = None  # the state and text that waits gave the agent
-        self.asleep = False  # its process was ended because all of it waits; its calls go on
+        self.asleep = record.asleep  # its process was ended because all of it waits; its calls go on
+        self.schedule: ScheduleRecord | None = None
+        self.ended_runs = 0  # of its schedule, under this kernel
         self.on_rest: Callable[[Thread, bool], None] | None = None
         self.program: Program | None = None
         self.frozen = False

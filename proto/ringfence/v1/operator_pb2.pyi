@@ -239,6 +239,23 @@ class SendRequest(_message.Message):
 Global___SendRequest: _TypeAlias = SendRequest  # noqa: Y015
 
 @_typing.final
+class ScheduleListRequest(_message.Message):
+    """Asks for all schedules."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScheduleListRequest: _TypeAlias = ScheduleListRequest  # noqa: Y015
+
+@_typing.final
 class ListRequest(_message.Message):
     """Asks for agents."""
 

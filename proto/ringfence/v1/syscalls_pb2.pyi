@@ -31,6 +31,9 @@ class StreamRequest(_message.Message):
 
     HELLO_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
+    LANES_FIELD_NUMBER: _builtins.int
+    lanes: _builtins.int
+    """`Call.lanes` again, where it has changed while calls are under way."""
     @_builtins.property
     def hello(self) -> Global___Hello:
         """First frame of every stream."""
@@ -44,12 +47,13 @@ class StreamRequest(_message.Message):
         *,
         hello: Global___Hello | None = ...,
         call: Global___Call | None = ...,
+        lanes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "frame", b"frame", "hello", b"hello"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "frame", b"frame", "hello", b"hello", "lanes", b"lanes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "frame", b"frame", "hello", b"hello"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "frame", b"frame", "hello", b"hello", "lanes", b"lanes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "call"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "call", "lanes"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -179,6 +183,7 @@ class Call(_message.Message):
     ACTION_FIELD_NUMBER: _builtins.int
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    LANES_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the client, answered in `Reply.id`; unique among calls in flight."""
     lane: _builtins.str
@@ -191,6 +196,10 @@ class Call(_message.Message):
     """Request message as JSON."""
     deadline_ms: _builtins.int
     """Longest wait in milliseconds. 0: the kernel's own limit."""
+    lanes: _builtins.int
+    """How many lanes of the program go on or wait in a call, this one included; those that wait for other lanes don't
+    count. 0: not known, so the process is never put to sleep.
+    """
     def __init__(
         self,
         *,
@@ -200,10 +209,11 @@ class Call(_message.Message):
         action: _builtins.str = ...,
         arguments: _builtins.bytes = ...,
         deadline_ms: _builtins.int = ...,
+        lanes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "arguments", b"arguments", "deadline_ms", b"deadline_ms", "id", b"id", "lane", b"lane", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "arguments", b"arguments", "deadline_ms", b"deadline_ms", "id", b"id", "lane", b"lane", "lanes", b"lanes", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -123,6 +123,7 @@ async def boot_async(
     try:
         welcome = session.welcome
         lanes = TaskLanes(Lane(next_step=welcome.next_step, next_child=welcome.next_child))
+        session.busy = lanes.busy
         ringfence = AsyncRingfence(session, lanes, checkpoint_version, upgraders)
         lanes.install()
         try:

@@ -20,9 +20,12 @@ from ringfence.agent.errors import KernelGone, NoLane, RingfenceError
 from ringfence.v1.syscalls_pb2 import StreamRequest, StreamResponse
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ringfence.agent.lanes import Lane
     from ringfence.v1.syscalls_pb2 import Reply, Welcome
 
+QUIET_S: Final = 0.5
 EOF: Final[object] = cast("Any", grpc.aio).EOF
 
 
@@ -76,6 +79,8 @@ class AsyncSession:
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._keeper: asyncio.Task[None] | None = None
+        self._quiet: asyncio.TimerHandle | None = None
+        self.busy: Callable[[frozenset[str]], int] | None = None
 
     @classmethod
     async def open(cls, settings: wire.Settings, *, patience_s: float = PATIENCE_S) -> AsyncSession:
@@ -115,6 +120,7 @@ class AsyncSession:
             raise NoLane("the call comes from another event loop than the one of `agent.boot_async()`")
         pending = _Waiting(lane, len(arguments), self._loop.create_future())
         self._outbox.put(self._core.admit(pending, action, arguments))
+        self._look_when_quiet()
         try:
             await pending.future
         except asyncio.CancelledError:
@@ -122,12 +128,28 @@ class AsyncSession:
             raise
         return pending.outcome()
 
+    def _look_when_quiet(self) -> None:
+        if self._quiet is None and self.busy is not None:
+            self._quiet = self._loop.call_later(QUIET_S, self._report)
+
+    def _report(self) -> None:
+        """Tell the kernel how many lanes go on, when nothing has come or gone for a while.
+
+        A call can't say it: what other tasks will do in this turn of the loop isn't known then.
+        """
+        self._quiet = None
+        waiting = frozenset(pending.lane.id for pending in self._core.pending.values())
+        if waiting and self.busy is not None:
+            self._outbox.put(wire.lanes_frame(len(waiting) + self.busy(waiting)))
+
     async def close(self, *, flush_s: float = 0.0) -> None:
         """Wait up to `flush_s` seconds for calls of other tasks, then end the stream."""
         waiting = [pending.future for pending in self._core.pending.values()]
         if waiting and flush_s:
             await asyncio.wait(waiting, timeout=flush_s)
         self._core.end(wire.closed_error())
+        if self._quiet is not None:
+            self._quiet.cancel()
         if self._keeper is not None:
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -199,6 +221,8 @@ class AsyncSession:
                 answered = self._core.settle(frame.reply)
                 if answered is not None:
                     answered.wake()
+                    if self._core.pending:
+                        self._look_when_quiet()
         finally:
             writer.cancel()
             call.cancel()

@@ -74,6 +74,7 @@ class Core(Generic[P]):
         self.pending: dict[int, P] = {}
         self.fatal: RingfenceError | None = None
         self.welcome: Welcome | None = None
+        self.lanes = 0  # that go on or wait in a call; 0: not known
 
     def admit(self, pending: P, action: str, arguments: bytes) -> StreamRequest:
         """Number a new call and give the frame to send."""
@@ -82,7 +83,12 @@ class Core(Generic[P]):
         lane = pending.lane
         number = next(self._ids)
         pending.frame = frame = wire.call_frame(
-            number=number, lane=lane.id, step=lane.next_step, action=action, arguments=arguments
+            number=number,
+            lane=lane.id,
+            step=lane.next_step,
+            action=action,
+            arguments=arguments,
+            lanes=self.lanes,
         )
         lane.next_step += 1
         self.pending[number] = pending
@@ -124,7 +130,9 @@ class Core(Generic[P]):
 
     def unanswered(self) -> list[StreamRequest]:
         """Give the frames to send again, in the order of the calls."""
-        return [pending.frame for pending in self.pending.values() if pending.frame is not None]
+        frames = [pending.frame for pending in self.pending.values() if pending.frame is not None]
+        # Each says how many lanes there were when it was made.
+        return [*frames, wire.lanes_frame(self.lanes)] if frames and self.lanes else frames
 
     def end(self, error: RingfenceError) -> None:
         """Fail all calls under way, and those that follow, for good."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from ringfence.agent.errors import InvalidRequest, NoLane
@@ -94,6 +95,28 @@ class ThreadLanes:
         self._here.lane = root
         self.root = root
         self.running = Running()
+        self._mutex = threading.Lock()
+        self._live = 1
+        self.on_change: Callable[[int], None] | None = None
+
+    def count(self, more: int) -> None:
+        """Count lanes that go on: one that waits for another lane doesn't, for the other's calls hold it."""
+        with self._mutex:
+            self._live += more
+            if self.on_change is not None:
+                self.on_change(self._live)
+
+    @contextmanager
+    def joining(self) -> Generator[None]:
+        """The calling thread's lane waits for another one inside. A thread without a lane doesn't count anyway."""
+        counted = getattr(self._here, "lane", None) is not None
+        if counted:
+            self.count(-1)
+        try:
+            yield
+        finally:
+            if counted:
+                self.count(1)
 
     def current(self) -> Lane:
         """Give the calling thread's lane.
@@ -112,10 +135,12 @@ class ThreadLanes:
     def enter(self, lane: Lane) -> None:
         """Bind a lane to the calling thread."""
         self._here.lane = lane
+        self.count(1)
 
     def leave(self) -> None:
         """Unbind the calling thread."""
         del self._here.lane
+        self.count(-1)
 
 
 class TaskLanes:
@@ -142,6 +167,17 @@ class TaskLanes:
         """Stop giving lanes; those given stay with their tasks."""
         if self._loop is not None and self._loop.get_task_factory() == self._create:
             self._loop.set_task_factory(self._previous)
+
+    def busy(self, waiting: frozenset[str]) -> int:
+        """Count tasks that can go on by themselves, besides those whose lane waits in a call.
+
+        One that waits for anything inside the program doesn't: some other task, or a call, holds it.
+        """
+        return sum(
+            1
+            for task, lane in self._lanes.items()
+            if lane.id not in waiting and not task.done() and getattr(task, "_fut_waiter", None) is None
+        )
 
     def current(self) -> Lane:
         """Give the calling task's lane.

@@ -46,6 +46,8 @@ class Ringfence:
         welcome = session.welcome
         self._lanes = ThreadLanes(Lane(next_step=welcome.next_step, next_child=welcome.next_child))
         self._caller = caller = Caller(session, self._lanes)
+        self._lanes.on_change = session.lanes_changed
+        session.lanes_changed(1)
         self._threads = Threads(self._lanes)
         self.fs = Files(caller)
         self.exec = Exec(caller)

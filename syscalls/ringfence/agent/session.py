@@ -153,6 +153,13 @@ class Session:
             raise
         return pending.outcome()
 
+    def lanes_changed(self, lanes: int) -> None:
+        """Take how many lanes go on; the kernel is told with the next call, or now where some are under way."""
+        with self._mutex:
+            self._core.lanes = lanes
+            if self._core.pending and self._link is not None:
+                self._link.send(wire.lanes_frame(lanes))
+
     def close(self) -> None:
         """End the stream. Calls under way in other threads fail here; the kernel finishes them."""
         if os.getpid() != self._pid:

@@ -55,7 +55,10 @@ class Worker(Generic[T]):
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait for its end, `timeout` seconds at most; gives whether it has ended."""
-        return self._over.wait(timeout)
+        if self._over.is_set():
+            return True
+        with self._lanes.joining():
+            return self._over.wait(timeout)
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for its end and give what it returned, or raise what it raised.

@@ -68,9 +68,17 @@ def hello_frame(settings: Settings) -> StreamRequest:
     return StreamRequest(hello=Hello(token=settings.token, protocol=1, client=client))
 
 
-def call_frame(*, number: int, lane: str, step: int, action: str, arguments: bytes) -> StreamRequest:
+def call_frame(
+    *, number: int, lane: str, step: int, action: str, arguments: bytes, lanes: int
+) -> StreamRequest:
     """Give the frame of one call."""
-    return StreamRequest(call=Call(id=number, lane=lane, step=step, action=action, arguments=arguments))
+    call = Call(id=number, lane=lane, step=step, action=action, arguments=arguments, lanes=lanes)
+    return StreamRequest(call=call)
+
+
+def lanes_frame(lanes: int) -> StreamRequest:
+    """Give the frame that says how many lanes go on, between calls."""
+    return StreamRequest(lanes=lanes)
 
 
 def encode(action: str, arguments: Mapping[str, Any]) -> bytes:

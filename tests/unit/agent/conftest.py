@@ -60,6 +60,8 @@ class TinyKernel:
         self.bodies: dict[str, Body] = {"now": lambda _: {"time": "2026-01-02T03:04:05.000006Z"}}
         self.intercept: Callable[[Connection, pb.Call], bool] = lambda _connection, _call: False
         self.calls: list[pb.Call] = []
+        self.lanes: list[int] = []
+        self.told = threading.Condition()
         self.done: Counter[tuple[str, int]] = Counter()
         self.hellos: list[pb.Hello] = []
         self.receive_bytes = 64 << 20
@@ -135,6 +137,11 @@ class TinyKernel:
         # gRPC ends a broken stream's iterator with an exception that has no class of its own.
         with contextlib.suppress(Exception):
             for request in requests:
+                if request.HasField("lanes"):
+                    with self.told:
+                        self.lanes.append(request.lanes)
+                        self.told.notify_all()
+                    continue
                 with self._mutex:
                     self.calls.append(request.call)
                     if not self.intercept(connection, request.call):
@@ -165,6 +172,11 @@ class TinyKernel:
         return reply
 
     # -- what tests look at
+
+    def wait_for_lanes(self, lanes: int) -> None:
+        """Wait until the client has last said that so many lanes go on."""
+        with self.told:
+            assert self.told.wait_for(lambda: self.lanes[-1:] == [lanes], timeout=30), self.lanes
 
     def places(self) -> list[tuple[str, int]]:
         return [(call.lane, call.step) for call in self.calls]

@@ -12,9 +12,12 @@ from ringfence.kernel.journal.store_grants import GrantStore
 from ringfence.kernel.journal.store_journal import JournalStore
 from ringfence.kernel.journal.store_kernels import KernelStore
 from ringfence.kernel.journal.store_replay import ReplayStore
+from ringfence.kernel.journal.store_schedules import ScheduleStore
 
 
-class Store(KernelStore, AgentStore, GrantStore, ApprovalStore, JournalStore, ReplayStore, AtomStore):
+class Store(
+    KernelStore, AgentStore, GrantStore, ApprovalStore, JournalStore, ReplayStore, AtomStore, ScheduleStore
+):
     """The kernel's view of its database, on a pool of connections. Every method may raise Unavailable."""
 
     @classmethod

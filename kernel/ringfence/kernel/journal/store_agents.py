@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -25,15 +26,43 @@ from ringfence.kernel.journal.types import (
 )
 
 SETTABLE = frozenset(
-    {"state", "waiting_for", "error", "exit_code", "restarts", "started_at", "ended_at", "branch"}
+    {
+        "state",
+        "waiting_for",
+        "error",
+        "exit_code",
+        "restarts",
+        "started_at",
+        "ended_at",
+        "branch",
+        "asleep",
+        "wake_at",
+    }
 )
-NULLABLE = frozenset({"exit_code", "started_at", "ended_at"})
+NULLABLE = frozenset({"exit_code", "started_at", "ended_at", "wake_at"})
 ID_TRIES = 5
 
 
 def storable(text: str) -> str:
     """Replace what a PostgreSQL text can't hold; for texts that come from outside, as error messages do."""
     return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def agent_patch(fields: Mapping[str, Any]) -> str:
+    """What `agents.set` takes, from some of the settable fields.
+
+    Raises:
+        TypeError: another field, or None for a field that can't be empty.
+    """
+    patch: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name not in SETTABLE or (value is None and name not in NULLABLE):
+            raise TypeError(f"agents have no settable `{name}` of this kind")
+        if isinstance(value, datetime):
+            patch[name] = value.isoformat()
+        else:
+            patch[name] = storable(value) if isinstance(value, str) else value
+    return json.dumps(patch)
 
 
 class AgentStore(StoreBase):
@@ -51,6 +80,8 @@ class AgentStore(StoreBase):
         owner: KernelKey | None,
         uid_base: int | None,
         grants: Sequence[tuple[str, str]],
+        first_fire: datetime | None = None,
+        waiting_for: str = "",
     ) -> AgentRecord:
         """Create an agent with its first branch and its manifest's grants, in one transaction.
 
@@ -64,6 +95,8 @@ class AgentStore(StoreBase):
             owner: kernel that runs it, or None for the first that claims it.
             uid_base: its uid is this plus its key; None: no uid of its own.
             grants: (verdict, rule text) of each allow or ask line of the manifest.
+            first_fire: when its schedule fires first; it is `sleeping` until then. None: it has no schedule.
+            waiting_for: what it waits for then.
 
         Raises:
             Unavailable: the database is away.
@@ -84,7 +117,13 @@ class AgentStore(StoreBase):
                 try:
                     async with connection.transaction():
                         chosen = {"id": agent_id, "thread": thread or agent_id}
-                        return await _create(connection, values | chosen, grants)
+                        record = await _create(connection, values | chosen, grants)
+                        if first_fire is None:
+                            return record
+                        asleep = {"agent": record.key, "next_at": first_fire, "waiting_for": waiting_for}
+                        await connection.execute(statement("schedules.create"), asleep)
+                        await connection.execute(statement("schedules.asleep"), asleep)
+                        return replace(record, state="sleeping", waiting_for=waiting_for)
                 except psycopg.errors.UniqueViolation:
                     continue
         raise JournalError(f"no free id for an agent named `{name}`; try again")
@@ -123,22 +162,14 @@ class AgentStore(StoreBase):
         return await self._all("agents.list", agent_record, {"all": all})
 
     async def set_agent(self, key: AgentKey, **fields: Any) -> None:
-        """Set some of state, waiting_for, error, exit_code, restarts, started_at, ended_at, branch.
+        """Set some of the settable fields, which are the names in `SETTABLE`.
 
         Raises:
             TypeError: another field, or None for a field that can't be empty.
             JournalError: an unknown state.
             Unavailable: the database is away.
         """
-        patch: dict[str, Any] = {}
-        for name, value in fields.items():
-            if name not in SETTABLE or (value is None and name not in NULLABLE):
-                raise TypeError(f"agents have no settable `{name}` of this kind")
-            if isinstance(value, datetime):
-                patch[name] = value.isoformat()
-            else:
-                patch[name] = storable(value) if isinstance(value, str) else value
-        await self._tuple("agents.set", {"key": key, "patch": json.dumps(patch)})
+        await self._tuple("agents.set", {"key": key, "patch": agent_patch(fields)})
 
     async def branches(self, key: AgentKey) -> list[BranchRecord]:
         """List an agent's branches in order.
@@ -163,6 +194,7 @@ class AgentStore(StoreBase):
             if record is None:
                 raise JournalError("the branch was not stored")
             await connection.execute(statement("agents.set_branch"), {"agent": key, "branch": record.branch})
+            await connection.execute(statement("schedules.reopen"), {"agent": key})
             return record
 
     async def latest_checkpoint(

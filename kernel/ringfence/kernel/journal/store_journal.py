@@ -77,8 +77,12 @@ class JournalStore(StoreBase):
         last = {row.step: row for row in progress}
         return [(row, last.get(row.step)) for row in intents]
 
-    async def counts(self, key: AgentKey) -> dict[str, int]:
+    async def counts(self, key: AgentKey, after: int = 0) -> dict[str, int]:
         """Count what an agent has spent over all its branches.
+
+        Args:
+            key: the agent.
+            after: allowed and destructive calls are those of later steps than this: of one run.
 
         Returns:
             max_step; steps, with refused ones; calls that were allowed; destructive and external ones among
@@ -87,7 +91,7 @@ class JournalStore(StoreBase):
         Raises:
             Unavailable: the database is away.
         """
-        return await self._first("journal.counts", dict[str, int], {"chain": key}) or {}
+        return await self._first("journal.counts", dict[str, int], {"chain": key, "after": after}) or {}
 
     async def effect_ids(self, key: AgentKey, prefix: str = "") -> AsyncIterator[tuple[str, int, str]]:
         """Walk the effect ids of an agent over all branches, by step, with what became of each.

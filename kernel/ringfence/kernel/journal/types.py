@@ -192,7 +192,31 @@ class AgentRecord:
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+    asleep: bool = False
+    wake_at: datetime | None = None
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRecord:
+    """When an agent runs by itself, and how it went.
+
+    Attributes:
+        next_at: when it fires next; None while paused, or where it never will.
+        running: whether a run has begun and not ended.
+        runs: how many have begun.
+        last_at: when the last one began.
+        last_outcome: how the last one ended: `done` or `failed`; empty while it runs, and before the first.
+    """
+
+    agent: AgentKey
+    next_at: datetime | None
+    paused: bool
+    running: bool
+    runs: int
+    last_at: datetime | None
+    last_outcome: str
+    last_error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

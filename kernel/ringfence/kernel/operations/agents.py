@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ringfence.kernel.journal.types import AgentRecord, Damaged, Phase, StoredRow
+from ringfence.kernel.operations import schedules
 from ringfence.kernel.operations.kernel import Kernel, agent_row, from_us, manifest_version, rfc3339, settled
 from ringfence.kernel.problems import Problem, conflict
 from ringfence.kernel.thread import FINAL_STATES, Thread
@@ -89,6 +90,7 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
             "schema_version": checkpoint.schema_version,
             "damaged": damaged,
         },
+        "schedule": schedules.of(thread),
         "error": thread.error or None,
         "restarts": thread.restarts,
         "exit_code": (await kernel.record(record.id)).exit_code,
@@ -97,14 +99,18 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
 
 
 async def wait(kernel: Kernel, name: str) -> dict[str, Any]:
-    """Answer when the agent is at its end or needs a person."""
+    """Answer when the agent is at its end or needs a person; one with a schedule when a run of its has ended."""
     thread = await kernel.thread(name)
+    runs = thread.ended_runs
     async with thread.changed:
-        await thread.changed.wait_for(lambda: settled(thread.state))
+        await thread.changed.wait_for(lambda: settled(thread.state) or thread.ended_runs > runs)
     record = await kernel.record(thread.id)
+    state = thread.state
+    if thread.ended_runs > runs and thread.schedule is not None:
+        state = thread.schedule.last_outcome or state
     return {
         "id": thread.id,
-        "state": thread.state,
+        "state": state,
         "exit_code": record.exit_code,
         "error": thread.error or None,
         "waiting_for": thread.waiting_for or None,
@@ -217,8 +223,11 @@ async def resume(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
         hint = f"; start it again: ringfence start {thread.id}" if thread.state in FINAL_STATES else ""
         raise conflict(f"`{thread.id}` is {thread.state}, not paused{hint}")
     await kernel.core.operator_event("operator.resume", thread.id, operator=operator)
+    async with thread.operation:
+        rests = thread.program is None and await kernel.scheduler.rest_again(thread)
     try:
-        await kernel.processes.resume(thread)
+        if not rests:
+            await kernel.processes.resume(thread)
     except SandboxError as error:
         raise Problem(f"`{thread.id}` can't start: {error}", exit_code=1, reason="SandboxError") from error
     return _short(kernel, thread)
@@ -238,9 +247,15 @@ async def start(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
         raise conflict(
             f"`{thread.id}` is done; roll it back first: ringfence rollback {thread.id} --to STEP --start"
         )
+    if thread.state == "sleeping" and not thread.asleep and thread.schedule is not None:
+        raise conflict(
+            f"`{thread.id}` waits for its schedule; run it now: ringfence schedule run {thread.id}"
+        )
     await kernel.core.operator_event("operator.start", thread.id, operator=operator)
     await kernel.rollback.finish_interrupted(thread)
     async with thread.operation:
+        if await kernel.scheduler.rest_again(thread):
+            return _short(kernel, thread)
         thread.restarts = 0
         try:
             await kernel.processes.start(thread)
@@ -248,6 +263,7 @@ async def start(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
             raise Problem(
                 f"`{thread.id}` can't start: {error}", exit_code=1, reason="SandboxError"
             ) from error
+    kernel.scheduler.adopt(thread)
     return _short(kernel, thread)
 
 

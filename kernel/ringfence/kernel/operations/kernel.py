@@ -17,6 +17,7 @@ from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.problems import Problem, no_such_agent, not_here
 from ringfence.kernel.processes import Processes
 from ringfence.kernel.rollback import Rollback
+from ringfence.kernel.scheduler import Scheduler
 from ringfence.kernel.secrets import Secrets
 from ringfence.kernel.telemetry import Telemetry
 from ringfence.kernel.thread import FINAL_STATES, Thread
@@ -33,6 +34,7 @@ class Kernel:
     ownership: Ownership
     processes: Processes
     rollback: Rollback
+    scheduler: Scheduler
     secrets: Secrets
     anchor: Anchor
     database_version: str

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from ringfence.kernel.config import AGENT_UID_BASE
 from ringfence.kernel.operations.kernel import Kernel, manifest_version
 from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.rights import effective_rules
+from ringfence.kernel.scheduler import short_time
 from ringfence.policy.engine import AgentPolicy
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.manifest_types import Manifest
 from ringfence.policy.problems import ManifestError
+from ringfence.policy.schedule import next_fire
 from ringfence.policy.sections import is_name
 from ringfence.policy.types import Verdict
 from ringfence.sandbox.trees import copy_tree, extract_tar
@@ -56,6 +59,7 @@ async def submit(kernel: Kernel, frames: AsyncIterator[pb.SubmitRequest], operat
     try:
         tar = await _receive(frames, staging)
         rules = effective_rules(manifest, kernel.ownership.resources.file)
+        first_fire, waiting_for = _first_fire(manifest)
         grants = [(rule.verdict.value, rule.text) for rule in rules if rule.verdict is not Verdict.DENY]
         record = await kernel.core.store.create_agent(
             name=header.name or manifest.name,
@@ -67,6 +71,8 @@ async def submit(kernel: Kernel, frames: AsyncIterator[pb.SubmitRequest], operat
             owner=kernel.core.kernel,
             uid_base=AGENT_UID_BASE if os.geteuid() == 0 else None,
             grants=grants,
+            first_fire=first_fire,
+            waiting_for=waiting_for,
         )
         home = kernel.layout.agent(record.id)
         try:
@@ -80,12 +86,35 @@ async def submit(kernel: Kernel, frames: AsyncIterator[pb.SubmitRequest], operat
     await kernel.core.operator_event(
         "operator.submit", record.id, operator=operator, manifest=manifest_version(header.manifest)
     )
+    if thread.schedule is not None:
+        kernel.scheduler.adopt(thread)
+        return {
+            "id": record.id,
+            "name": record.name,
+            "state": thread.state,
+            "waiting_for": thread.waiting_for,
+        }
     try:
         async with thread.operation:
             await kernel.processes.start(thread)
     except SandboxError as error:
         raise Problem(f"`{record.id}` can't start: {error}", exit_code=1, reason="SandboxError") from error
     return {"id": record.id, "name": record.name, "state": thread.state}
+
+
+def _first_fire(manifest: Manifest) -> tuple[datetime | None, str]:
+    """When the schedule fires first, and what the agent waits for until then.
+
+    Raises:
+        Problem: it never fires.
+    """
+    if manifest.schedule is None:
+        return None, ""
+    now = datetime.now(UTC)
+    first = next_fire(manifest.schedule, now, now)
+    if first is None:
+        raise bad_usage(f"the schedule `{manifest.schedule.cron}` never fires", "BadManifest")
+    return first, f"schedule {short_time(first)}"
 
 
 def check_manifest(kernel: Kernel, text: str, source: str) -> Manifest:

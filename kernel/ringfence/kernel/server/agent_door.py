@@ -28,6 +28,7 @@ from ringfence.kernel.server.status import end_with
 from ringfence.kernel.server.wire import Context, aio, rpc
 from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
+from ringfence.kernel.waits import show
 from ringfence.syscalls.codec import arguments_from_message, result_to_message
 from ringfence.syscalls.errors import BadCredential, Internal, InvalidRequest, SyscallError
 from ringfence.syscalls.table import Row
@@ -77,6 +78,8 @@ class AgentDoor:
         self._connections = 0
         self._gate = Gate()
         self._complaints = Complaints(log, thread.id)
+        self._streams = 0
+        self._generation = thread.generation
         self._tasks: set[asyncio.Task[None]] = set()
         self._occurrences: Counter[str] = Counter()
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -125,6 +128,15 @@ class AgentDoor:
     async def _stream(self, _requests: object, context: Context) -> None:
         if not await self._greet(context):
             return
+        self._streams += 1
+        try:
+            await self._frames(context)
+        finally:
+            # Nobody speaks for the lanes of a program whose stream is gone, until it has another.
+            self._streams -= 1
+            self._lanes(0)
+
+    async def _frames(self, context: Context) -> None:
         writing = asyncio.Lock()
         pending: set[asyncio.Task[None]] = set()
         loop = asyncio.get_running_loop()
@@ -140,10 +152,15 @@ class AgentDoor:
             frame = await context.read()
             if frame is aio.EOF:
                 break
+            if frame is not None and frame.WhichOneof("frame") == "lanes":
+                self._lanes(frame.lanes)
+                continue
             if frame is None or frame.WhichOneof("frame") != "call":
-                text = "after the first frame only `call` frames may come"
+                text = "after the first frame only `call` and `lanes` frames may come"
                 end_with(context, self._misread() if frame is None else InvalidRequest(text))
                 return
+            if frame.call.lanes != self._thread.live_lanes:
+                self._lanes(frame.call.lanes)
             task = loop.create_task(self._served(frame.call, context, writing))
             # The call has what it needs: the frame may be megabytes, and the next one may not come for hours.
             del frame
@@ -152,6 +169,15 @@ class AgentDoor:
             task.add_done_callback(ended)
         if pending:
             await asyncio.wait(pending)
+
+    def _lanes(self, lanes: int) -> None:
+        """Take how many lanes of the program go on. With several streams none speaks for all of it."""
+        thread = self._thread
+        if thread.generation != self._generation:
+            return  # a stream of the program before
+        thread.live_lanes = lanes if self._streams == 1 else 0
+        if thread.waits:
+            show(thread)
 
     async def _greet(self, context: Context) -> bool:
         try:

@@ -14,7 +14,7 @@ from google.protobuf import message_factory
 from google.protobuf.message import Message
 from ringfence.kernel.journal.types import JournalError
 from ringfence.kernel.kernel_log import place
-from ringfence.kernel.operations import agents, approvals, history, house, messages, rights, submit
+from ringfence.kernel.operations import agents, approvals, history, house, messages, rights, schedules, submit
 from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.problems import Problem
 from ringfence.kernel.server.status import abort_with_problem
@@ -70,6 +70,10 @@ UNARY: dict[str, Unary] = {
     "ApprovalShow": lambda k, r, _o: approvals.show(k, r.id),
     "Approve": lambda k, r, o: approvals.approve(k, r.id, r.arguments, r.reason, o),
     "Deny": lambda k, r, o: approvals.deny(k, r.id, r.reason, o),
+    "ScheduleList": lambda k, _r, _o: schedules.listing(k),
+    "SchedulePause": lambda k, r, o: schedules.pause(k, r.agent, o),
+    "ScheduleResume": lambda k, r, o: schedules.resume(k, r.agent, o),
+    "ScheduleRun": lambda k, r, o: schedules.run(k, r.agent, o),
     "SecretSet": lambda k, r, o: house.secret_set(k, r.name, r.value, o),
     "SecretList": _secret_list,
     "SecretRemove": lambda k, r, o: house.secret_remove(k, r.name, o),

@@ -42,14 +42,16 @@ create table agents (
     exit_code   integer,
     created_at  timestamptz not null default clock_timestamp(),
     started_at  timestamptz,
-    ended_at    timestamptz
+    ended_at    timestamptz,
+    asleep      boolean not null default false,
+    wake_at     timestamptz
 );
 -- People say the name; several agents may have the same.
 create index agents_name on agents (name);
 -- Takeover looks for what a dead kernel left; agents that ended are never taken over and stay out of it.
 create index agents_owner on agents (owner) where state not in ('done', 'failed', 'killed');
 
--- Branches of an agent's thread. Branch 0 has no parent.
+-- Branches of an agent's threads. The first branch of each run has no parent; its cut_step is the last step before the run.
 create table branches (
     agent      bigint not null references agents,
     branch     integer not null,
@@ -57,6 +59,18 @@ create table branches (
     cut_step   bigint not null default 0,
     created_at timestamptz not null default clock_timestamp(),
     primary key (agent, branch)
+);
+
+-- Schedules of agents that have one. A run is a thread of its own on a branch without a parent.
+create table schedules (
+    agent        bigint primary key references agents,
+    next_at      timestamptz,
+    paused       boolean not null default false,
+    running      boolean not null default false,
+    runs         integer not null default 0,
+    last_at      timestamptz,
+    last_outcome text not null default '',
+    last_error   text not null default ''
 );
 
 -- Stored, revocable permissions. Rows are marked, never removed.

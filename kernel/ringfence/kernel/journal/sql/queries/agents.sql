@@ -6,7 +6,7 @@ select k.key, %(id)s, %(name)s, %(thread)s, %(labels)s, %(manifest)s, %(source)s
     %(uid_base)s::integer + k.key
 from k
 returning key, id, name, thread, labels, branch, state, waiting_for, error, manifest, source, input, epoch, acked_epoch,
-    owner, uid, restarts, exit_code, created_at, started_at, ended_at
+    owner, uid, restarts, exit_code, created_at, started_at, ended_at, asleep, wake_at
 
 -- name: first_branch
 insert into branches (agent, branch) values (%(agent)s, 0)
@@ -18,17 +18,17 @@ from unnest(%(verdicts)s::text[], %(rules)s::text[]) with ordinality as g (verdi
 
 -- name: find
 select key, id, name, thread, labels, branch, state, waiting_for, error, manifest, source, input, epoch, acked_epoch,
-    owner, uid, restarts, exit_code, created_at, started_at, ended_at
+    owner, uid, restarts, exit_code, created_at, started_at, ended_at, asleep, wake_at
 from agents where id = %(word)s or name = %(word)s order by key desc
 
 -- name: by_key
 select key, id, name, thread, labels, branch, state, waiting_for, error, manifest, source, input, epoch, acked_epoch,
-    owner, uid, restarts, exit_code, created_at, started_at, ended_at
+    owner, uid, restarts, exit_code, created_at, started_at, ended_at, asleep, wake_at
 from agents where key = %(key)s
 
 -- name: list
 select key, id, name, thread, labels, branch, state, waiting_for, error, manifest, source, input, epoch, acked_epoch,
-    owner, uid, restarts, exit_code, created_at, started_at, ended_at
+    owner, uid, restarts, exit_code, created_at, started_at, ended_at, asleep, wake_at
 from agents where %(all)s or state not in ('done', 'failed', 'killed') order by key
 
 -- name: set
@@ -41,7 +41,9 @@ update agents set
     branch = coalesce((p.j ->> 'branch')::integer, branch),
     exit_code = case when p.j ? 'exit_code' then (p.j ->> 'exit_code')::integer else exit_code end,
     started_at = case when p.j ? 'started_at' then (p.j ->> 'started_at')::timestamptz else started_at end,
-    ended_at = case when p.j ? 'ended_at' then (p.j ->> 'ended_at')::timestamptz else ended_at end
+    ended_at = case when p.j ? 'ended_at' then (p.j ->> 'ended_at')::timestamptz else ended_at end,
+    asleep = coalesce((p.j ->> 'asleep')::boolean, asleep),
+    wake_at = case when p.j ? 'wake_at' then (p.j ->> 'wake_at')::timestamptz else wake_at end
 from (select %(patch)s::jsonb as j) p
 where key = %(key)s
 

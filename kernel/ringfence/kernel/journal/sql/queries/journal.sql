@@ -37,10 +37,11 @@ order by step, pos desc
 
 -- name: counts
 -- What was decided as allowed is spent, whatever became of it, except what a later check refused before it ran.
+-- Totals are those of one run: of steps after the last one before it.
 select coalesce(max(s.step), 0)::bigint as max_step,
     count(*) filter (where s.step > 0)::bigint as steps,
-    count(*) filter (where s.spent)::bigint as calls,
-    count(*) filter (where s.spent and s.destroy)::bigint as destructive,
+    count(*) filter (where s.spent and s.step > %(after)s)::bigint as calls,
+    count(*) filter (where s.spent and s.destroy and s.step > %(after)s)::bigint as destructive,
     count(*) filter (where s.spent and s.external)::bigint as external,
     count(*) filter (where s.denied)::bigint as denied,
     count(*) filter (where s.open)::bigint as unfinished

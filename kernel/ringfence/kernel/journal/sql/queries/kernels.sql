@@ -20,7 +20,7 @@ from kernels order by key
 
 -- name: claim
 select key, id, name, thread, labels, branch, state, waiting_for, error, manifest, source, input, epoch, acked_epoch,
-    owner, uid, restarts, exit_code, created_at, started_at, ended_at
+    owner, uid, restarts, exit_code, created_at, started_at, ended_at, asleep, wake_at
 from claim_agents(%(kernel)s, %(fence)s, %(limit)s, %(ids)s::text[])
 
 -- name: may_claim

@@ -1,0 +1,48 @@
+"""What a program is started with, and what its end is called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ringfence.kernel.config import Layout
+from ringfence.kernel.thread import Thread
+from ringfence.sandbox.types import Exit, ExitReason, ProgramSpec
+
+
+def program_spec(thread: Thread, layout: Layout, token: str, fds: Sequence[int]) -> ProgramSpec:
+    """What to start for an agent; `fds` take its output and its errors."""
+    environment = thread.environment
+    return ProgramSpec(
+        agent=thread.id,
+        argv=thread.manifest.run.command,
+        env={
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONUNBUFFERED": "1",
+            **environment.command_env,
+            "RINGFENCE_SOCKET": "/run/ringfence/syscall.sock",
+            "RINGFENCE_TOKEN": token,
+            "RINGFENCE_AGENT": thread.id,
+        },
+        image=layout.agent(thread.id) / "image",
+        socket_dir=layout.socket_dir(thread.key),
+        readonly=environment.readonly,
+        uid=environment.uid,
+        limits=environment.limits,
+        stdin=thread.record.input,
+        stdout_fd=fds[0],
+        stderr_fd=fds[1],
+    )
+
+
+def why_ended(ended: Exit, stderr: str) -> str:
+    """Why a program ended, with its last word."""
+    last = next((line for line in reversed(stderr.splitlines()) if line.strip()), "")
+    kinds = {
+        ExitReason.EXIT: f"exit status {ended.code}",
+        ExitReason.SIGNAL: f"ended by signal {-ended.code}",
+        ExitReason.MEMORY: "out of memory; raise `sandbox.memory`",
+        ExitReason.TIMEOUT: "ran longer than `sandbox.timeout`",
+        ExitReason.DISK: "wrote more than `sandbox.disk`; raise it or write less",
+        ExitReason.KILLED: "killed",
+    }
+    return kinds[ended.reason] + (f": {last.strip()[:300]}" if last else "")

@@ -1,0 +1,89 @@
+"""One task for all timers of agents without a process: a heap of times on the wall clock.
+
+An agent that sleeps costs an entry here and a row in the database. The clock may be set, or the machine suspended, so it is
+looked at again at least every `LOOK_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Final, Literal, TypeAlias
+
+from ringfence.kernel.journal.types import AgentKey
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 30.0
+AT_ONCE: Final = 4
+"""How many are woken at a time: each starts a sandbox."""
+
+Purpose: TypeAlias = Literal["wake", "fire"]
+
+
+class Timers:
+    """Times at which something is to be done about an agent; one per agent and purpose."""
+
+    def __init__(self, due: Callable[[Purpose, AgentKey], Awaitable[None]]) -> None:
+        self._due = due
+        self._heap: list[tuple[datetime, AgentKey, Purpose]] = []
+        self._times: dict[tuple[Purpose, AgentKey], datetime] = {}
+        self._changed = asyncio.Event()
+        self._turns = asyncio.Semaphore(AT_ONCE)
+        self._work: set[asyncio.Task[None]] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def set(self, purpose: Purpose, key: AgentKey, at: datetime | None) -> None:
+        """Say when; None: not any more."""
+        if at is None:
+            self._times.pop((purpose, key), None)
+            return
+        if self._times.get((purpose, key)) == at:
+            return
+        self._times[purpose, key] = at
+        heapq.heappush(self._heap, (at, key, purpose))
+        if self._heap[0][0] == at:
+            self._changed.set()
+
+    def start(self) -> None:
+        """Begin to look at the clock."""
+        self._task = asyncio.create_task(self._run(), name="ringfence timers")
+
+    async def stop(self) -> None:
+        """Do nothing more; what is under way is cancelled."""
+        work = [*self._work, *([] if self._task is None else [self._task])]
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            self._changed.clear()
+            now = datetime.now(UTC)
+            while self._heap and self._heap[0][0] <= now:
+                at, key, purpose = heapq.heappop(self._heap)
+                # What was moved or taken back since is left in the heap until its time comes.
+                if self._times.get((purpose, key)) == at:
+                    del self._times[purpose, key]
+                    task = asyncio.create_task(self._do(purpose, key))
+                    self._work.add(task)
+                    task.add_done_callback(self._work.discard)
+            left_s = (self._heap[0][0] - now).total_seconds() if self._heap else LOOK_S
+            try:
+                async with asyncio.timeout(min(left_s, LOOK_S)):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+
+    async def _do(self, purpose: Purpose, key: AgentKey) -> None:
+        async with self._turns:
+            try:
+                await self._due(purpose, key)
+            except Exception:
+                log.exception("the %s of agent %d failed", purpose, key)

@@ -121,8 +121,8 @@ class Thread:
         """A call is over."""
         self.flights.pop(flight.step, None)
         self.by_lane.pop((flight.lane, flight.lane_step), None)
-        if self.waits:
-            show(self)
+        if self.waits or self.asleep:
+            show(self, over=True)
 
     def next_of(self, lane: str) -> int:
         """The step that a lane of the present start comes to next."""

@@ -61,7 +61,7 @@ async def waiting(
             thread.waits.pop(step, None)
         else:
             thread.waits[step] = outer
-        show(thread)
+        show(thread, over=True)
 
 
 def blocked(thread: Thread) -> bool:
@@ -84,12 +84,18 @@ def wake_at_us(thread: Thread) -> int | None:
     return min((w.until_us for w in thread.waits.values() if w.until_us is not None), default=None)
 
 
-def show(thread: Thread) -> None:
-    """Bring the agent's state in line with its waits. Called when a wait, a call or the number of lanes has changed."""
+def show(thread: Thread, *, over: bool = False) -> None:
+    """Bring the agent's state in line with its waits.
+
+    Args:
+        thread: whose waits, calls or lanes have changed.
+        over: a wait has ended, or a call that had waited.
+    """
     rests = blocked(thread)
     if not thread.asleep:
         _show_state(thread, rests)
-    if thread.on_rest is not None:
+    if thread.on_rest is not None and (over or not thread.asleep):
+        # Of an agent that is asleep, calls may come up again one by one: only what ends wakes it.
         thread.on_rest(thread, rests)
 
 

@@ -57,6 +57,10 @@ CONTRACT = [
     "secrets set",
     "secrets ls",
     "secrets rm",
+    "schedule ls",
+    "schedule pause",
+    "schedule resume",
+    "schedule run",
 ]
 
 

@@ -248,11 +248,13 @@ def test_without_the_packages_the_kernel_says_what_to_install_and_runs(dsn: str,
         up = console("up", "--detach", *data, env={**env, "RINGFENCE_DSN": dsn})
         try:
             status = json.loads(console("status", "--json", *data).stdout)
+            shown = console("status", *data, env={"COLUMNS": "500"}).stdout
         finally:
             console("down", *data)
     assert up.returncode == 0, up.stderr
     (line,) = up.stderr.splitlines()
     assert "pip install 'ringfence[telemetry]'" in line
+    assert line.removeprefix("telemetry: ") in shown
     assert status["telemetry"] == {
         "traces": False,
         "metrics": False,

@@ -179,6 +179,13 @@ def _is_well(document: Mapping[str, Any]) -> bool:
     return database.get("state") == "ok" and not config.get("error")
 
 
+def _telemetry_text(telemetry: Mapping[str, Any]) -> str | None:
+    sent = [name for name in ("traces", "metrics") if telemetry.get(name)]
+    return (
+        "; ".join([*([f"sends {' and '.join(sent)}"] if sent else []), *items(telemetry, "problems")]) or None
+    )
+
+
 def _status_facts(document: Mapping[str, Any]) -> list[tuple[str, object]]:
     database = record(document, "database")
     agents = record(document, "agents")
@@ -197,4 +204,5 @@ def _status_facts(document: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("config", config.get("file") or "none"),
         ("loaded", config.get("loaded_at")),
         ("error", config.get("error")),
+        ("telemetry", _telemetry_text(record(document, "telemetry"))),
     ]

@@ -125,7 +125,21 @@ GOOD = {
 
 def test_a_complete_body_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     _body(monkeypatch, **GOOD)
-    assert build_table({"state.put"})["state.put"].arguments is _PutArguments
+    row = build_table({"state.put"})["state.put"]
+    assert (row.arguments, row.waits, row.locates) == (_PutArguments, False, False)
+    _body(monkeypatch, **GOOD, wait=_run, locate=_run)
+    row = build_table({"state.put"})["state.put"]
+    assert (row.waits, row.locates) == (True, True)
+
+
+def test_what_a_body_may_have_besides_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    _body(monkeypatch, **GOOD, wait=_finish, locate=_transaction)
+    with pytest.raises(TableError) as caught:
+        build_table({"state.put"})
+    assert caught.value.problems == (
+        "`state.put`: `wait` must be async",
+        "`state.put`: `locate` must be async",
+    )
 
 
 @pytest.mark.parametrize("missing", ["Arguments", "Result", "plan", "transaction", "finish"])

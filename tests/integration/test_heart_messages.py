@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import grpc
 import pytest
 from ringfence.kernel.mailboxes import CHANNEL, Mailboxes
 from ringfence.kernel.operations import rights
@@ -21,6 +22,7 @@ from ringfence.syscalls.errors import (
     Revoked,
     SyscallError,
 )
+from ringfence.v1 import syscalls_pb2 as pb
 from support.heart import Heart, heart_on
 from support.scenes import short_directory
 
@@ -273,3 +275,29 @@ async def test_a_program_that_is_started_again_finds_its_wait_and_gets_the_messa
     assert [json.loads(a.result)["message"]["text"] for a in answers] == ["once", "once"]
     assert [a.step for a in answers] == [1, 1]
     assert await post.receive(bob) is None
+
+
+async def test_callers_without_the_library_get_a_message_or_null(post: Post) -> None:
+    bob = await post.heart.agent(allow=ALL, name="bob", started=True)
+    path = post.heart.kernel.layout.socket_dir(bob.key) / "syscall.sock"
+    metadata = (("authorization", f"Bearer {post.heart.hand.tokens[-1]}"),)
+    async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+
+        async def ask(method: str, request: Any, response: Any) -> Any:
+            call: Any = channel.unary_unary(
+                f"/ringfence.v1.SyscallService/{method}",
+                request_serializer=type(request).SerializeToString,
+                response_deserializer=response.FromString,
+            )
+            return await call(request, metadata=metadata)
+
+        request = pb.MessagesReceiveRequest(timeout_ms=0)
+        assert not (await ask("MessagesReceive", request, pb.MessagesReceiveResponse)).HasField("message")
+        sent = pb.MessagesSendRequest(to="bob")
+        sent.json.struct_value.fields["n"].number_value = 7
+        await ask("MessagesSend", sent, pb.MessagesSendResponse)
+        request = pb.MessagesReceiveRequest(timeout_ms=1)
+        setattr(request, "from", "bob")
+        message = (await ask("MessagesReceive", request, pb.MessagesReceiveResponse)).message
+        assert (getattr(message, "from"), message.HasField("text")) == (bob.id, False)
+        assert message.json.struct_value.fields["n"].number_value == 7

@@ -40,6 +40,17 @@ class Linger:
         self._processes = processes
         self._spawn = spawn
         self._alarms: dict[AgentKey, asyncio.TimerHandle] = {}
+        core.mailboxes.arrived, core.mailboxes.sleeping = self._arrived, self._without_call
+
+    def _arrived(self, key: AgentKey) -> None:
+        """A message came: wake an agent that is asleep since an earlier kernel, so that no call of its waits for it here."""
+        thread = self._core.threads.get(key)
+        if thread is not None and thread.asleep and not self._core.mailboxes.of(key).awaited:
+            self._spawn(self.wake(thread))
+
+    def _without_call(self) -> list[AgentKey]:
+        boxes = self._core.mailboxes
+        return [key for key, t in self._core.threads.items() if t.asleep and not boxes.of(key).awaited]
 
     def rests(self, thread: Thread, resting: bool) -> None:
         """Take notice of whether all of an agent waits; called at every change of that."""

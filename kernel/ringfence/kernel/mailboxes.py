@@ -77,7 +77,7 @@ class Mailboxes:
 
     Attributes:
         arrived: called with every agent that may have got a message.
-        sleeping: agents without a call that waits, which a message has to wake all the same.
+        sleeping: gives agents that are asleep without a call that waits here, which a message has to wake all the same.
     """
 
     def __init__(self, store: Store, kernel: KernelKey) -> None:

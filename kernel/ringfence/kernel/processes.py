@@ -269,6 +269,9 @@ class Processes:
 
     async def _finish(self, thread: Thread, outcome: str, generation: int, **facts: Any) -> None:
         """The program is at its end; an agent with a schedule waits for its next run."""
+        # INVARIANT: nobody takes a message for a program that is no more.
+        over = Killed("the program ended while this call waited")
+        await asyncio.gather(*(cancel(f, over) for f in list(thread.flights.values()) if f.row.waits))
         if thread.schedule is None or self.on_end is None:
             await self._settle(thread, outcome, **facts)
             return

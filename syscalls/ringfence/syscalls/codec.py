@@ -44,11 +44,13 @@ class _Reader:
     Attributes:
         ints: name, least and greatest value of each integer field and of the values of each map of integers.
         free: fields that hold free JSON values: one, a list of them or a map of them.
+        names: attribute by field; they differ where the field's name is a word of Python's.
     """
 
     decode: Callable[[bytes], Any]
     ints: tuple[tuple[str, int, int], ...]
     free: tuple[str, ...]
+    names: Mapping[str, str]
 
 
 _readers: Final[dict[type[msgspec.Struct], _Reader]] = {}
@@ -95,7 +97,8 @@ def arguments_from_message(row: Row, message: Message) -> Decoded:
     reader = _readers.get(row.arguments) or _reader(row)
     fields = {proto.name: _from_field(message, proto) for proto in row.request.fields}
     _check_text(row, fields)
-    return _finish(row, reader, row.arguments(**fields))
+    named = {reader.names[name]: value for name, value in fields.items()}
+    return _finish(row, reader, row.arguments(**named))
 
 
 def encode_result(row: Row, result: object) -> bytes:
@@ -147,7 +150,14 @@ def _reader(row: Row) -> _Reader:
                     f"`{row.action}` takes a nested message in `{proto.name}`, which no codec knows"
                 )
             free.append(proto.name)
-    reader = _Reader(decode=msgspec.json.Decoder(row.arguments).decode, ints=tuple(ints), free=tuple(free))
+    names = {field.encode_name: field.name for field in msgspec.structs.fields(row.arguments)}
+    attributes = [(names[name], least, greatest) for name, least, greatest in ints]
+    reader = _Reader(
+        decode=msgspec.json.Decoder(row.arguments).decode,
+        ints=tuple(attributes),
+        free=tuple(names[name] for name in free),
+        names=names,
+    )
     _readers[row.arguments] = reader
     return reader
 

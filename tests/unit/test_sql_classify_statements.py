@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ringfence.syscalls import sql_read, sql_write
 from ringfence.syscalls.base import SqlResource
 from ringfence.syscalls.errors import InvalidRequest
-from ringfence.syscalls.sql_common import Kind, classify
+from ringfence.syscalls.sql_common import Kind, classify, table_of
 from ringfence.syscalls.sql_lexer import STATEMENT_BYTES_MAX, lex
 from ringfence.syscalls.sql_target.catalog import relations_of_plan
 from ringfence.syscalls.sql_target.values import to_json
@@ -186,6 +186,25 @@ def test_parameters_are_numbered_in_order() -> None:
     lexed = lex("select %s, 'a%%' /* nothing */ from t where x = %s", 2)
     assert lexed.text == "select $1, 'a%' from t where x = $2"
     assert lex("select 'a%' like '%s'", 0).text == "select 'a%' like '%s'"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "insert into t (a, b, c) values (%s,%s,%s)",
+        "insert into t (a,b,c)values(%s,%s,%s)",
+        "update t set a=%s where b=%s and c=%s",
+        "delete from t where a in(%s,%s,%s)",
+    ],
+)
+def test_parameters_may_stand_without_blanks(statement: str) -> None:
+    assert classify(statement, 3).target is not None
+
+
+def test_a_dollar_quote_between_parameters_is_still_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        classify("select %s,$x$ from secret $x$,%s; select 1", 2)
+    assert classify("select %s,$x$ from secret $x$,%s from t", 2).reads == (table_of("", "t"),)
 
 
 @pytest.mark.parametrize(

@@ -71,12 +71,16 @@ class Lexed:
     tokens: tuple[Token, ...]
 
     def skeleton(self) -> str:
-        """The text with strings replaced whose spelling another parser may read otherwise."""
+        """The text with all strings and parameters rewritten whose spelling another parser may read otherwise."""
         parts: list[str] = []
         at = 0
         for token in self.tokens:
             if token.kind == "string" and not _HARMLESS_STRING.fullmatch(self.text[token.start : token.end]):
                 parts += [self.text[at : token.start], "'x'"]
+                at = token.end
+            elif token.kind == "param":
+                # Between blanks: the parser reads the `$1,$` of `$1,$2` as the start of a dollar quote.
+                parts += [self.text[at : token.start], f" {token.value} "]
                 at = token.end
         return "".join(parts) + self.text[at:]
 

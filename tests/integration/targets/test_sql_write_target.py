@@ -52,7 +52,7 @@ async def test_a_delete_and_a_truncate_keep_the_rows(stock: Database) -> None:
 
 
 async def test_an_insert_keeps_what_it_inserted(stock: Database) -> None:
-    result = await stock.write("insert into stock (id, name) values (%s, %s), (9, 'pin')", 8, "pan")
+    result = await stock.write("insert into stock (id, name) values (%s,%s), (9, 'pin')", 8, "pan")
     assert result.row_count == 2
     assert sorted(stock.record()["changes"][0]["after"]) == [
         ["8", "pan", None, None],

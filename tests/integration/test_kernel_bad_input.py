@@ -70,20 +70,6 @@ def test_up_with_a_wrong_kernel_file_names_the_place(place: Path) -> None:
     one_line(up("--data", str(place / "d"), "--config", str(config)), 2, "ringfence.yaml")
 
 
-def test_up_with_a_secret_that_is_not_there(place: Path) -> None:
-    config = place / "ringfence.yaml"
-    config.write_text(
-        "apiVersion: ringfence/v1\nkind: Kernel\nspec:\n  resources:\n"
-        '    rates: {type: http, base: "http://127.0.0.1:9", auth: {bearer: {secret: rates-token}}}\n'
-    )
-    one_line(
-        up("--data", str(place / "d"), "--config", str(config)),
-        2,
-        "rates-token",
-        "ringfence secrets set rates-token",
-    )
-
-
 @pytest.mark.parametrize(
     ("dsn", "code"),
     [

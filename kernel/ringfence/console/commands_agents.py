@@ -133,6 +133,10 @@ def _show(document: Mapping[str, Any]) -> None:
             ("workspace", document.get("workspace")),
             ("manifest", _manifest_line(document.get("manifest"))),
             ("sandbox", sandbox.get("backend")),
+            *[
+                ("unavailable", f"{item.get('name')}: {item.get('reason')}")
+                for item in records(document, "unavailable")
+            ],
             ("checkpoint", _checkpoint_line(record(document, "checkpoint"))),
         ]
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from ringfence.console import detach as background
 from ringfence.console import render
-from ringfence.console.documents import items, record
+from ringfence.console.documents import items, record, records
 from ringfence.console.durations import parse_duration_ms
 from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.session import Commands, Session
@@ -58,6 +58,8 @@ def up(session: Session, config: Path | None, dsn: str | None, detach: bool, lis
         for problem in items(record(status, "telemetry"), "problems"):
             render.note(f"telemetry: {problem}")
         _announce(session, {key: status.get(key) for key in ("pid", "listen", "data")})
+        for _, text in _unavailable(record(status, "config")):
+            render.note(f"unavailable: {text}")
         return ExitCode.OK
     settings = Settings(data=session.data, dsn=dsn or None, config=config, listen=listen)
     return _run(session, settings)
@@ -104,7 +106,10 @@ def down(session: Session, drain: str) -> int:
 
 @commands.add("status", "ringfence status --json")
 def status(session: Session) -> int:
-    """Show the kernel's health; exit 1 when something is wrong with it."""
+    """Show the kernel's health; exit 1 when something is wrong with it.
+
+    A resource whose secret is not set is `unavailable`: calls on it are refused until it is set.
+    """
     document = session.client().call("Status", _STATUS_TIMEOUT_S)
     if session.as_json:
         render.emit(document)
@@ -115,7 +120,10 @@ def status(session: Session) -> int:
 
 @commands.add("reload", "ringfence reload")
 def reload(session: Session) -> int:
-    """Read the kernel file again; a bad one keeps the last good one."""
+    """Read the kernel file again; a bad one keeps the last good one.
+
+    A resource whose secret is not set is named, and calls on it are refused until it is.
+    """
     document = session.client().call("Reload")
     if session.as_json:
         render.emit(document)
@@ -126,6 +134,7 @@ def reload(session: Session) -> int:
                 ("config", document.get("file") or "none"),
                 ("loaded", document.get("loaded_at")),
                 ("resources", names or "none"),
+                *_unavailable(document),
             ]
         )
     return ExitCode.OK
@@ -176,7 +185,7 @@ def _announce(session: Session, document: Mapping[str, Any]) -> None:
 def _is_well(document: Mapping[str, Any]) -> bool:
     database = record(document, "database")
     config = record(document, "config")
-    return database.get("state") == "ok" and not config.get("error")
+    return database.get("state") == "ok" and not config.get("error") and not config.get("unavailable")
 
 
 def _telemetry_text(telemetry: Mapping[str, Any]) -> str | None:
@@ -205,4 +214,10 @@ def _status_facts(document: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("loaded", config.get("loaded_at")),
         ("error", config.get("error")),
         ("telemetry", _telemetry_text(record(document, "telemetry"))),
+        *_unavailable(config),
     ]
+
+
+def _unavailable(document: Mapping[str, Any]) -> list[tuple[str, object]]:
+    found = records(document, "unavailable")
+    return [("unavailable", f"{item.get('name')}: {item.get('reason')}") for item in found]

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 from ringfence.console import render
+from ringfence.console.documents import items
 from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
 from ringfence.console.session import Commands, Session
 from ringfence.console.text import safe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 commands = Commands()
 
@@ -29,13 +34,16 @@ SECRET_BYTES_MAX = 64 << 10
     help="Where the value is. Default: ask on a terminal, else standard input.",
 )
 def set_secret(session: Session, name: str, source: str | None) -> int:
-    """Keep a secret. One line end at its end is dropped."""
+    """Keep a secret. One line end at its end is dropped.
+
+    Resources that name it use it from the next call on, without `reload`.
+    """
     value = _value(source)
     document = session.client().call("SecretSet", name=name, value=value)
     if session.as_json:
         render.emit(document)
     else:
-        render.say(f"{safe(name)}: set")
+        render.say(f"{safe(name)}: set{_users(document)}")
     return ExitCode.OK
 
 
@@ -56,13 +64,18 @@ def list_secrets(session: Session) -> int:
 @commands.add("rm", "ringfence secrets rm rates-token")
 @click.argument("name")
 def remove_secret(session: Session, name: str) -> int:
-    """Forget a secret."""
+    """Forget a secret. Resources that name it are unavailable from then on."""
     document = session.client().call("SecretRemove", name=name)
     if session.as_json:
         render.emit(document)
     else:
-        render.say(f"{safe(name)}: removed")
+        render.say(f"{safe(name)}: removed{_users(document)}")
     return ExitCode.OK
+
+
+def _users(document: Mapping[str, Any]) -> str:
+    names = ", ".join(safe(name) for name in items(document, "resources"))
+    return f"; used by {names}" if names else ""
 
 
 def _value(source: str | None) -> bytes:

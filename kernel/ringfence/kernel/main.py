@@ -236,6 +236,8 @@ async def compose(
     store = await Store.open(dsn)
     stack.push_async_callback(store.close)
     resources = Resources.load(settings.config, secrets, await _embedded_targets(settings, server))
+    for missing in resources.unavailable():
+        log.warning("resource `%s` is unavailable: %s", missing["name"], missing["reason"])
     stack.push_async_callback(close_targets)
     stack.push_async_callback(close_clients)
     key, fence = await store.register_kernel(

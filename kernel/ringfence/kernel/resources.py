@@ -1,4 +1,7 @@
-"""The operator's `ringfence.yaml` in force: declared resources with their secrets filled in."""
+"""The operator's `ringfence.yaml` in force: declared resources with their secrets filled in.
+
+A resource whose secret is not there stays declared and is unavailable: every call on it is refused with what is missing.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,19 @@ EMPTY_FILE = "apiVersion: ringfence/v1\nkind: Kernel\nspec: {}\n"
 
 
 class ResourceError(Exception):
-    """The file or a secret it names can't be used; the message says which and how to mend it."""
+    """The file can't be used; the message says why and how to mend it."""
+
+
+class _SecretMissing(Exception):
+    """A resource can't have its secret; the message says why and how to mend it."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Resources:
-    """What is in force. A failed reload changes nothing but `error`."""
+    """What is in force. A failed reload changes nothing but `error`.
+
+    Agents hold `http` and `sql` themselves, so what `fill` puts there counts from their next call on.
+    """
 
     path: Path | None
     file: KernelFile
@@ -42,7 +52,8 @@ class Resources:
             embedded: DSNs of databases in the embedded server by name.
 
         Raises:
-            ResourceError: it can't be read or is wrong; every problem has its line and column.
+            ResourceError: it can't be read or is wrong; every problem has its line and column. A secret that is not
+                there is no error: its resource is unavailable.
         """
         text, source = EMPTY_FILE, "(none)"
         if path is not None:
@@ -62,6 +73,28 @@ class Resources:
                 found.sql[name] = _sql(declared, secrets, embedded)
         return found
 
+    def fill(self, secret: str, secrets: Secrets) -> list[str]:
+        """Take over a secret that was set or removed, in every resource that names it; returns their names."""
+        changed: list[str] = []
+        for name, declared in self.file.resources.items():
+            if secret not in declared.secrets():
+                continue
+            if declared.type == "http":
+                self.http[name] = _http(declared, secrets)
+            elif declared.type == "postgres":
+                self.sql[name] = _sql(declared, secrets, {})
+            changed.append(name)
+        return changed
+
+    def unavailable(self) -> list[dict[str, str]]:
+        """Resources that no call can use, each with the reason and what to do."""
+        found: list[HttpResource | SqlResource] = [*self.http.values(), *self.sql.values()]
+        return [
+            {"name": resource.name, "reason": resource.unavailable}
+            for resource in sorted(found, key=lambda item: item.name)
+            if resource.unavailable
+        ]
+
 
 def embedded_names(path: Path) -> list[str]:
     """Databases that the file wants in the embedded server; an unreadable or wrong file is reported by `load`."""
@@ -72,32 +105,31 @@ def embedded_names(path: Path) -> list[str]:
     return [declared.name for declared in file.resources.values() if declared.embedded]
 
 
-def _reveal(value: str | SecretRef, secrets: Secrets, resource: str) -> str:
+def _reveal(value: str | SecretRef, secrets: Secrets) -> str:
     """A literal, or the secret it names."""
     if isinstance(value, str):
         return value
-    secret = value.secret
+    name = value.secret
+    hint = f"the operator sets it: ringfence secrets set {name}"
     try:
-        return secrets.get(secret).decode("utf-8").strip()
-    except (SecretsError, UnicodeDecodeError) as error:
-        text = f"resource `{resource}` needs the secret `{secret}`: {error}; set it: ringfence secrets set {secret} --from FILE"
-        raise ResourceError(text) from error
+        if name not in secrets.list():
+            raise _SecretMissing(f"secret `{name}` is not set; {hint}")
+        text = secrets.get(name).decode("utf-8").strip()
+    except SecretsError as error:
+        raise _SecretMissing(f"{error}; {hint}") from None
+    except UnicodeDecodeError:
+        raise _SecretMissing(f"secret `{name}` is no UTF-8 text; {hint}") from None
+    if not text:
+        raise _SecretMissing(f"secret `{name}` holds nothing but blanks; {hint}")
+    return text
 
 
 def _http(declared: ResourceDecl, secrets: Secrets) -> HttpResource:
-    headers: dict[str, str] = {}
-    hidden: list[str] = []
-    if declared.auth is not None:
-        value = _reveal(declared.auth.value, secrets, declared.name)
-        hidden.append(value)
-        if declared.auth.scheme == "basic":
-            pair = base64.b64encode(f"{declared.auth.username}:{value}".encode()).decode()
-            hidden.append(pair)
-            headers["Authorization"] = f"Basic {pair}"
-        elif declared.auth.scheme == "bearer":
-            headers["Authorization"] = f"Bearer {value}"
-        else:
-            headers[declared.auth.header] = value
+    try:
+        headers, hidden = _credential(declared, secrets)
+        unavailable = ""
+    except _SecretMissing as error:
+        headers, hidden, unavailable = {}, [], str(error)
     return HttpResource(
         name=declared.name,
         base=declared.base,
@@ -107,7 +139,26 @@ def _http(declared: ResourceDecl, secrets: Secrets) -> HttpResource:
         timeout_s=declared.timeout_s,
         untrusted=declared.untrusted,
         secrets=tuple(hidden),
+        unavailable=unavailable,
     )
+
+
+def _credential(declared: ResourceDecl, secrets: Secrets) -> tuple[dict[str, str], list[str]]:
+    """Headers that authenticate, and what of them must never show."""
+    headers: dict[str, str] = {}
+    hidden: list[str] = []
+    if declared.auth is not None:
+        value = _reveal(declared.auth.value, secrets)
+        hidden.append(value)
+        if declared.auth.scheme == "basic":
+            pair = base64.b64encode(f"{declared.auth.username}:{value}".encode()).decode()
+            hidden.append(pair)
+            headers["Authorization"] = f"Basic {pair}"
+        elif declared.auth.scheme == "bearer":
+            headers["Authorization"] = f"Bearer {value}"
+        else:
+            headers[declared.auth.header] = value
+    return headers, hidden
 
 
 def _sql(declared: ResourceDecl, secrets: Secrets, embedded: Mapping[str, str]) -> SqlResource:
@@ -116,4 +167,7 @@ def _sql(declared: ResourceDecl, secrets: Secrets, embedded: Mapping[str, str]) 
             text = f"resource `{declared.name}` wants the embedded PostgreSQL, but this kernel runs on --dsn; give it a `dsn`"
             raise ResourceError(text)
         return SqlResource(name=declared.name, dsn=embedded[declared.name])
-    return SqlResource(name=declared.name, dsn=_reveal(declared.dsn, secrets, declared.name))
+    try:
+        return SqlResource(name=declared.name, dsn=_reveal(declared.dsn, secrets))
+    except _SecretMissing as error:
+        return SqlResource(name=declared.name, dsn="", unavailable=str(error))

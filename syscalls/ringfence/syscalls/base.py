@@ -28,6 +28,7 @@ from ringfence.policy.types import Resource, Verdict
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.types import Limits, Sandbox
 from ringfence.sandbox.workspace import Workspace
+from ringfence.syscalls.errors import NoSuchResource
 from ringfence.syscalls.lent import Lent
 
 
@@ -149,6 +150,7 @@ class HttpResource:
         effects: `(method, path pattern) -> effect`, first match counts; method `*` is any.
         idempotency_header: header that carries the effect id; None: the target takes no key.
         secrets: values that must not appear in a recorded response.
+        unavailable: why no call may use it, and what the operator does about it; empty: it can be used.
     """
 
     name: str
@@ -159,14 +161,34 @@ class HttpResource:
     untrusted: bool = False
     timeout_s: float = 30.0
     secrets: Sequence[str] = ()
+    unavailable: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqlResource:
-    """A PostgreSQL target declared by the operator."""
+    """A PostgreSQL target declared by the operator.
+
+    Attributes:
+        dsn: how to connect to it; holds the credential.
+        unavailable: why no call may use it, and what the operator does about it; empty: it can be used.
+    """
 
     name: str
     dsn: str
+    unavailable: str = ""
+
+    def __repr__(self) -> str:
+        return f"SqlResource(name={self.name!r}, unavailable={self.unavailable!r})"
+
+
+def refuse_unavailable(resource: HttpResource | SqlResource) -> None:
+    """Refuse a resource that can't be used, for want of its secret.
+
+    Raises:
+        NoSuchResource: it is unavailable; the message says why and what to do.
+    """
+    if resource.unavailable:
+        raise NoSuchResource(f"resource `{resource.name}` is unavailable: {resource.unavailable}")
 
 
 class NeedsApproval(Exception):

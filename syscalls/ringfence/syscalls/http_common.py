@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from ringfence.policy.canonical import UrlParts, canonical_port, canonical_url, split_url
 from ringfence.policy.matcher import match_url_path
 from ringfence.policy.problems import PatternError
-from ringfence.syscalls.base import Effect, Env, HttpResource, Plan, Question
+from ringfence.syscalls.base import Effect, Env, HttpResource, Plan, Question, refuse_unavailable
 from ringfence.syscalls.errors import InvalidRequest, NoSuchResource
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def plan_http(method: str, url: str, headers: Mapping[str, str], env: Env) -> Pl
 
     Raises:
         InvalidRequest: a URL that can be read in two ways, or a header that an agent may not set.
-        NoSuchResource: the URL lies below no declared resource.
+        NoSuchResource: the URL lies below no declared resource, or below one that is unavailable.
     """
     try:
         canonical = canonical_url(url)
@@ -83,6 +83,7 @@ def plan_http(method: str, url: str, headers: Mapping[str, str], env: Env) -> Pl
             "the operator can declare it in the kernel file"
         )
     resource, path = found
+    refuse_unavailable(resource)
     reads = method in ("GET", "HEAD")
     effect = _effect_of(resource, method, path, reads=reads)
     return Plan(

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import sqlglot
-from ringfence.syscalls.base import Env, Question, SqlResource
+from ringfence.syscalls.base import Env, Question, SqlResource, refuse_unavailable
 from ringfence.syscalls.errors import InvalidRequest, NoSuchResource
 from ringfence.syscalls.sql_lexer import Lexed, Token, lex
 from ringfence.syscalls.sql_shape import WriteShape, shape_of_write
@@ -135,7 +135,7 @@ def database_of(name: str, env: Env) -> SqlResource:
     """The declared database.
 
     Raises:
-        NoSuchResource: there is none of that name.
+        NoSuchResource: there is none of that name, or it is unavailable.
     """
     found = env.sql.get(name)
     if found is None:
@@ -143,6 +143,7 @@ def database_of(name: str, env: Env) -> SqlResource:
         raise NoSuchResource(
             f"no database `{name}` is declared; declared: {declared}; the operator can declare it in the kernel file"
         )
+    refuse_unavailable(found)
     return found
 
 

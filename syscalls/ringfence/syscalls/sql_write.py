@@ -87,10 +87,10 @@ async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
 
     Raises:
         OutcomeUnknown: the target can't say.
+        NoSuchResource: it can't be asked, because it is no longer declared or is unavailable.
     """
-    del arguments
-    target: Target = call.plan.data
-    found = await recover_write(call, target.resource)
+    # Not the plan's: there may be none, when what the statement was planned with is gone.
+    found = await recover_write(call, database_of(arguments.database, call.env))
     return found if isinstance(found, Rerun) else _result(found)
 
 

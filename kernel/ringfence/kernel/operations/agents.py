@@ -83,6 +83,7 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
             "backend": thread.environment.sandbox.name,
             "walls": [{"name": w.name, "ok": w.ok, "detail": w.detail} for w in await kernel.walls()],
         },
+        "unavailable": kernel.ownership.resources.unavailable(),
         "checkpoint": None
         if checkpoint is None
         else {

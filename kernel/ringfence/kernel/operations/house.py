@@ -39,6 +39,7 @@ async def status(kernel: Kernel) -> dict[str, Any]:
             "file": str(resources.path) if resources.path else None,
             "loaded_at": rfc3339(resources.loaded_at),
             "error": resources.error or None,
+            "unavailable": resources.unavailable(),
         },
         "telemetry": {
             "traces": kernel.telemetry.traces,
@@ -73,6 +74,7 @@ async def reload(kernel: Kernel, operator: str) -> dict[str, Any]:
         "file": str(new.path) if new.path else None,
         "loaded_at": rfc3339(new.loaded_at),
         "resources": sorted([*new.http, *new.sql]),
+        "unavailable": new.unavailable(),
         "affected": affected,
     }
 
@@ -85,23 +87,25 @@ async def shutdown(kernel: Kernel, drain_ms: int, operator: str) -> dict[str, An
 
 
 async def secret_set(kernel: Kernel, name: str, value: bytes, operator: str) -> dict[str, Any]:
-    """Keep a secret."""
+    """Keep a secret. Resources that name it use it from the next call on."""
     try:
         kernel.secrets.set(name, value)
     except SecretsError as error:
         raise bad_usage(str(error), "BadSecret") from error
-    await kernel.core.operator_event("operator.secret_set", name, operator=operator)
-    return {"name": name}
+    resources = kernel.ownership.resources.fill(name, kernel.secrets)
+    await kernel.core.operator_event("operator.secret_set", name, operator=operator, resources=resources)
+    return {"name": name, "resources": resources}
 
 
 async def secret_remove(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
-    """Forget a secret."""
+    """Forget a secret. Resources that name it are unavailable from the next call on."""
     try:
         kernel.secrets.remove(name)
     except SecretsError as error:
         raise Problem(str(error), exit_code=4, reason="NoSuchSecret") from error
-    await kernel.core.operator_event("operator.secret_remove", name, operator=operator)
-    return {"name": name}
+    resources = kernel.ownership.resources.fill(name, kernel.secrets)
+    await kernel.core.operator_event("operator.secret_remove", name, operator=operator, resources=resources)
+    return {"name": name, "resources": resources}
 
 
 def secret_list(kernel: Kernel) -> dict[str, Any]:

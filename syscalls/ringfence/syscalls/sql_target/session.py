@@ -18,6 +18,7 @@ import psycopg
 from psycopg import AsyncConnection, AsyncRawCursor, errors
 from psycopg.adapt import AdaptersMap, Loader
 from psycopg.pq import TransactionStatus
+from ringfence.syscalls.base import refuse_unavailable
 from ringfence.syscalls.errors import CallFailed, Conflict, Deadline, InvalidRequest, SyscallError
 
 if TYPE_CHECKING:
@@ -176,11 +177,14 @@ async def transaction(
         timeout_s: longest single statement.
 
     Raises:
+        NoSuchResource: the target is unavailable.
         CallFailed: the target can't be reached, or answered with an error.
         Deadline: a statement took too long.
         Conflict: another transaction is in the way.
         InvalidRequest: the statement would write and this transaction only reads.
     """
+    # INVARIANT: an unavailable target has an empty DSN, with which the driver would connect wherever its defaults lead.
+    refuse_unavailable(resource)
     async with _lease(resource, _begin(mode, timeout_s)) as connection:
         try:
             with target_errors(resource):

@@ -92,7 +92,8 @@ def _verify(session: Session, files: tuple[str, ...]) -> int:
         render.say(f"ok: {counted}")
         return ExitCode.OK
     raise ConsoleError(
-        f"the audit chain is broken: {_bad_record(report.get('first_bad'))}; checked {counted}"
+        f"the audit chain is broken: {_bad_record(report.get('first_bad'))}; checked {counted}; "
+        "keep the database, the anchor file and this message, and compare them with your copies elsewhere"
     )
 
 
@@ -149,8 +150,15 @@ def _row(document: Mapping[str, Any]) -> list[str]:
 
 
 def _bad_record(first_bad: object) -> str:
+    """Where the chain breaks, and why."""
     facts = as_record(first_bad)
-    return ", ".join(f"{key} {value}" for key, value in facts.items()) or str(first_bad or "no record named")
+    if not facts:
+        return str(first_bad or "the kernel does not say where")
+    chain, pos, why = facts.get("chain"), facts.get("pos"), facts.get("why") or "the kernel does not say why"
+    if not pos:
+        return f"{why}"
+    whose = f"kernel {-chain}" if isinstance(chain, int) and chain < 0 else f"chain {chain}"
+    return f"{whose}, record {pos}: {why}"
 
 
 def _unwritable(target: Path, error: OSError) -> ConsoleError:

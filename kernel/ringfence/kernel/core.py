@@ -102,7 +102,9 @@ class Core:
             except OwnerMoved as error:
                 # After an outage the lease may only be overdue: renew it and try once more.
                 if last or not await self.keep_lease():
-                    raise Fenced("another kernel owns this agent now; nothing was done") from error
+                    raise Fenced(
+                        "another kernel owns this agent now; nothing was done, and that kernel runs the agent on: connect to it"
+                    ) from error
         raise AssertionError
 
     async def keep_lease(self) -> bool:
@@ -155,7 +157,9 @@ class Core:
                 try:
                     # A slow disk may let the lease run out again and again: only another owner is a reason to give up.
                     if not await self.renew_lease() or not await self._owns(row.chain):
-                        raise Fenced("another kernel owns this agent now; it settles this call") from error
+                        raise Fenced(
+                            "another kernel owns this agent now; it settles this call: see `ringfence steps` there"
+                        ) from error
                 except Unavailable:
                     await asyncio.sleep(0.2)
             else:

@@ -206,7 +206,7 @@ class Dispatcher:
             )
         if thread.generation != generation:
             # INVARIANT: what nobody waits for any more is not made: the next start asks for it itself.
-            return Answer(step=0, failure=Fenced("the agent was started again meanwhile"))
+            return Answer(step=0, failure=Fenced("the agent was started again meanwhile and asks anew"))
         settled = thread.replay.find(*place)
         if settled is None:
             again = thread.replay.outcomes.pop(place, None)

@@ -131,7 +131,9 @@ class Flight(FlightState):
         lapsed = self._core.lease.expired
         # After an outage the lease may only be overdue; renewing it reads the epochs again.
         if self.thread.fenced or (lapsed and not await self._core.keep_lease()):
-            raise Fenced(f"another kernel may own `{self.thread.id}` now; nothing was done")
+            raise Fenced(
+                f"another kernel may own `{self.thread.id}` now; nothing was done, and it is made again where the agent runs on"
+            )
         if self.fate is not None:
             raise self.fate
         rights = await self.thread.current_rights()
@@ -139,7 +141,9 @@ class Flight(FlightState):
             await self.look_again(rights)
             rights = await self.thread.current_rights()
         if lapsed and self._core.lease.expired:
-            raise Fenced(f"the lease over `{self.thread.id}` ran out again; nothing was done")
+            raise Fenced(
+                f"the lease over `{self.thread.id}` ran out again; nothing was done, make the call again"
+            )
         # INVARIANT: nothing between here and the effect may suspend, or a revocation could slip in between.
         self.effect_started = True
 

@@ -24,7 +24,7 @@ from ringfence.kernel.core import Core
 from ringfence.kernel.dispatch import Dispatcher
 from ringfence.kernel.failpoints import Failpoints
 from ringfence.kernel.journal.admin import check_dsn
-from ringfence.kernel.journal.anchor import Anchor
+from ringfence.kernel.journal.anchor import Anchor, AnchorError
 from ringfence.kernel.journal.blobs import BlobError, Blobs
 from ringfence.kernel.journal.migrate import migrate
 from ringfence.kernel.journal.store import Store
@@ -99,6 +99,8 @@ async def _run(settings: Settings, announce: Callable[[str], None]) -> int:
             raise StartError(
                 f"the database can't be reached: {error}; check the DSN and that the server runs", 6
             ) from error
+        except AnchorError as error:
+            raise StartError(str(error)) from error
         except JournalError as error:
             raise StartError(f"the database can't be used: {error}") from error
         except OSError as error:

@@ -28,7 +28,7 @@ from ringfence.policy.types import Resource, Verdict
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.types import Limits, Sandbox
 from ringfence.sandbox.workspace import Workspace
-from ringfence.syscalls.errors import NoSuchResource
+from ringfence.syscalls.errors import NoSuchResource, OutcomeUnknown
 from ringfence.syscalls.lent import Lent
 
 
@@ -405,3 +405,15 @@ class Call(Protocol):
             Fenced: the lease has run out.
         """
         ...
+
+
+def outcome_unknown(call: Call, what: str, **metadata: str) -> OutcomeUnknown:
+    """The error for a call of which nobody can say whether it happened, with the command that settles it.
+
+    Args:
+        call: the call.
+        what: what is known, and what to look at.
+        metadata: facts as strings.
+    """
+    settle = f"settle it: ringfence resolve {call.env.agent} {call.step} --as done|not-done"
+    return OutcomeUnknown(f"{what}; {settle}", **metadata)

@@ -15,7 +15,7 @@ from ringfence.sandbox.names import shown
 from ringfence.sandbox.snapshots import PointManifest, SnapshotError
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import errors, fs_common
-from ringfence.syscalls.base import Call, Effect, Env, Question
+from ringfence.syscalls.base import Call, Effect, Env, Question, outcome_unknown
 
 _MOST_RECORDED = 1000
 _MOST_COVERS = 256
@@ -143,10 +143,11 @@ async def _apply(call: Call, upper: Path, changes: ChangeSet, manifest: PointMan
         try:
             await fs_common.in_thread(lambda: _put_back(env, manifest), effect=True)
         except (SnapshotError, WorkspaceError) as worse:
-            raise errors.OutcomeUnknown(
-                f"the changes were applied in part ({error}) and could not be put back ({worse}); "
-                f"roll back to `{manifest.point}`"
-            ) from worse
+            what = (
+                f"the changes were applied in part ({error}) and could not be put back ({worse}); put the rest back: "
+                f"ringfence rollback {env.agent} --to {manifest.point}, or mend it by hand"
+            )
+            raise outcome_unknown(call, what) from worse
         raise errors.CallFailed(f"{error}; nothing was changed") from error
 
 
@@ -175,31 +176,26 @@ def load(call: Call, point: str) -> PointManifest:
     try:
         manifest = call.env.snapshots.load(point)
     except SnapshotError as error:
-        raise errors.OutcomeUnknown(f"can't tell whether step {call.step} happened: {error}") from error
+        raise outcome_unknown(call, f"can't tell whether step {call.step} happened: {error}") from error
     if manifest is None:
-        raise errors.OutcomeUnknown(
-            f"the rollback point of step {call.step} is gone; settle it with `ringfence resolve`"
-        )
+        raise outcome_unknown(call, f"the rollback point of step {call.step} is gone")
     return manifest
 
 
-def compare(env: Env, manifest: PointManifest) -> tuple[bool, bool]:
+def compare(call: Call, manifest: PointManifest) -> tuple[bool, bool]:
     """Whether all paths are as the command left them, and whether all are as they were."""
     done = untouched = True
     for entry in manifest.paths:
         try:
-            current = env.workspace.fingerprint(entry.path)
+            current = call.env.workspace.fingerprint(entry.path)
         except WorkspaceError as error:
-            raise errors.OutcomeUnknown(
-                f"can't tell what became of `{shown(entry.path)}`: {error}"
-            ) from error
+            what = f"can't tell what became of `{shown(entry.path)}`: {error}"
+            raise outcome_unknown(call, what) from error
         after = manifest.expect.get(entry.path, entry.before)
         if current not in {entry.before, after}:
-            raise errors.OutcomeUnknown(
-                f"`{shown(entry.path)}` is neither as it was before the crash nor as the command left it; "
-                "look at it and settle the step with `ringfence resolve`",
-                path=shown(entry.path),
-            )
+            name = shown(entry.path)
+            what = f"`{name}` is neither as it was before the crash nor as the command left it; look at it"
+            raise outcome_unknown(call, what, path=name)
         done = done and current == after
         untouched = untouched and current == entry.before
     return done, untouched
@@ -210,7 +206,7 @@ async def commit_staged(call: Call, scratch: Path, changes: ChangeSet, manifest:
     upper = scratch / "upper"
     await call.confirm(questions_of(changes), detail=_detail(call, changes, upper))
     async with call.env.lock():
-        done, untouched = await fs_common.in_thread(lambda: _compare_staged(call.env, manifest))
+        done, untouched = await fs_common.in_thread(lambda: _compare_staged(call, manifest))
         if done:
             return  # an approval that a crash cut off after the changes were in
         if not untouched:
@@ -223,9 +219,9 @@ async def commit_staged(call: Call, scratch: Path, changes: ChangeSet, manifest:
             raise errors.CallFailed(str(error)) from error
 
 
-def _compare_staged(env: Env, manifest: PointManifest) -> tuple[bool, bool]:
+def _compare_staged(call: Call, manifest: PointManifest) -> tuple[bool, bool]:
     try:
-        return compare(env, manifest)
+        return compare(call, manifest)
     except errors.OutcomeUnknown:
         # Nothing of ours is applied in part before an approval, so somebody else's change is in the way.
         return False, False

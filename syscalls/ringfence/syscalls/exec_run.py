@@ -19,7 +19,7 @@ from ringfence.sandbox.names import WORKSPACE, shown
 from ringfence.sandbox.types import CommandResult, CommandSpec, ExitReason, SandboxError
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import errors, exec_changes, exec_output, fs_common
-from ringfence.syscalls.base import Call, Env, NeedsApproval, Plan, Question, Rerun
+from ringfence.syscalls.base import Call, Env, NeedsApproval, Plan, Question, Rerun, outcome_unknown
 
 _ENDED_BY_ITSELF = {ExitReason.EXIT, ExitReason.SIGNAL}
 _MOST_ARGUMENT_BYTES = 128 << 10
@@ -172,17 +172,15 @@ async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
     record = msgspec.json.decode(call.progress, type=exec_changes.Record)
     async with call.env.lock():
         manifest = await fs_common.in_thread(lambda: exec_changes.load(call, record.point))
-        done, untouched = await fs_common.in_thread(lambda: exec_changes.compare(call.env, manifest))
+        done, untouched = await fs_common.in_thread(lambda: exec_changes.compare(call, manifest))
         upper = scratch / "upper"
         if untouched and not done and not upper.is_dir():
             # Only the end of `run` removes the layer, so it refused or failed before anything was applied.
             return Rerun.RERUN
         if not done:
             if not upper.is_dir():
-                raise errors.OutcomeUnknown(
-                    f"what step {call.step} was about to apply is lost; look at its paths and settle it with "
-                    "`ringfence resolve`"
-                )
+                what = f"what step {call.step} was about to apply is lost; look at its paths"
+                raise outcome_unknown(call, what)
             changes = ChangeSet.from_json(manifest.extra["changes"])
             if untouched and not await _still_allowed(call, changes):
                 await fs_common.in_thread(lambda: overlay.discard(scratch), effect=True)
@@ -192,7 +190,7 @@ async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
                     lambda: exec_changes.apply_all(call.env, upper, changes), effect=True
                 )
             except ChangesError as error:
-                raise errors.OutcomeUnknown(f"step {call.step} could not be finished: {error}") from error
+                raise outcome_unknown(call, f"step {call.step} could not be finished: {error}") from error
         call.add_point(exec_changes.covers_of(manifest), "workspace", manifest.size_bytes)
         await fs_common.in_thread(lambda: overlay.discard(scratch), effect=True)
     return _recorded(record)

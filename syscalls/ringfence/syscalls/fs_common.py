@@ -17,7 +17,7 @@ from ringfence.sandbox.records import PathInfo
 from ringfence.sandbox.snapshots import PointManifest, PointPath, SnapshotError
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import errors
-from ringfence.syscalls.base import Call, Env, Question, Rerun
+from ringfence.syscalls.base import Call, Env, Question, Rerun, outcome_unknown
 
 T = TypeVar("T")
 
@@ -247,24 +247,22 @@ async def settle(call: Call, finish: Callable[[PointManifest], None]) -> PointMa
     try:
         manifest = await in_thread(lambda: env.snapshots.load(f"p{call.step}"))
     except SnapshotError as error:
-        raise errors.OutcomeUnknown(f"can't tell whether step {call.step} happened: {error}") from error
+        raise outcome_unknown(call, f"can't tell whether step {call.step} happened: {error}") from error
     if manifest is None:
         return Rerun.RERUN
     async with env.lock():
         try:
-            done, untouched = await in_thread(lambda: _compare(env, manifest))
+            done, untouched = await in_thread(lambda: _compare(call, manifest))
             if untouched and not done:
                 return Rerun.RERUN
             if not done:
                 await call.check_live()
                 await in_thread(lambda: finish(manifest), effect=True)
-                done, _ = await in_thread(lambda: _compare(env, manifest))
+                done, _ = await in_thread(lambda: _compare(call, manifest))
                 if not done:
-                    raise errors.OutcomeUnknown(
-                        f"step {call.step} could not be finished; settle it with `ringfence resolve`"
-                    )
+                    raise outcome_unknown(call, f"step {call.step} could not be finished")
         except WorkspaceError as error:
-            raise errors.OutcomeUnknown(f"can't tell whether step {call.step} happened: {error}") from error
+            raise outcome_unknown(call, f"can't tell whether step {call.step} happened: {error}") from error
     call.add_point(_covers(manifest), "workspace", manifest.size_bytes)
     return manifest
 
@@ -278,18 +276,16 @@ def _covers(manifest: PointManifest) -> list[str]:
     return [path for path in paths if parent(path) not in known]
 
 
-def _compare(env: Env, manifest: PointManifest) -> tuple[bool, bool]:
+def _compare(call: Call, manifest: PointManifest) -> tuple[bool, bool]:
     """Whether all paths are as they should be, and whether all are as they were."""
     done = untouched = True
     for entry in manifest.paths:
-        current = env.workspace.fingerprint(entry.path)
+        current = call.env.workspace.fingerprint(entry.path)
         expected = manifest.expect.get(entry.path, entry.before)
         if current not in {expected, entry.before}:
-            raise errors.OutcomeUnknown(
-                f"`{shown(entry.path)}` is neither as it was before the crash nor as the call would have left it; "
-                "look at it and settle the step with `ringfence resolve`",
-                path=shown(entry.path),
-            )
+            name = shown(entry.path)
+            what = f"`{name}` is neither as it was before the crash nor as the call would have left it; look at it"
+            raise outcome_unknown(call, what, path=name)
         done = done and current == expected
         untouched = untouched and current == entry.before
     return done, untouched

@@ -11,7 +11,7 @@ from ringfence.sandbox.names import WORKSPACE, shown
 from ringfence.sandbox.snapshots import PointManifest
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import errors, fs_common
-from ringfence.syscalls.base import Call, Env, Plan, Question, Rerun
+from ringfence.syscalls.base import Call, Env, Plan, Question, Rerun, outcome_unknown
 from ringfence.syscalls.fs_common import Change
 
 
@@ -80,22 +80,19 @@ async def run(call: Call, arguments: Arguments) -> Result:
 async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
     """Say what became of a removal that a crash cut off."""
     del arguments  # the point holds the paths
-    env = call.env
-    settled = await fs_common.settle(call, lambda manifest: _finish(env, manifest))
+    settled = await fs_common.settle(call, lambda manifest: _finish(call, manifest))
     return settled if isinstance(settled, Rerun) else Result(removed=len(settled.paths))
 
 
-def _finish(env: Env, manifest: PointManifest) -> None:
+def _finish(call: Call, manifest: PointManifest) -> None:
     """Remove what is left, and only what the point holds."""
+    env = call.env
     known = {entry.path for entry in manifest.paths}
     left = [entry for entry in manifest.paths if env.workspace.fingerprint(entry.path) != content.ABSENT]
     for entry in left:
         if entry.kind == "directory":
             for name, _ in env.workspace.names(entry.path):
                 if name not in known:
-                    raise errors.OutcomeUnknown(
-                        f"`{shown(name)}` came after the crash into a directory that was being removed; "
-                        "look at it and settle the step with `ringfence resolve`",
-                        path=shown(name),
-                    )
+                    what = f"`{shown(name)}` came after the crash into a directory that was being removed; look at it"
+                    raise outcome_unknown(call, what, path=shown(name))
     env.workspace.remove_each([entry.path for entry in reversed(left)])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, quote_plus
 
 import httpx
-from ringfence.syscalls.base import Call, Effect, HttpResource
+from ringfence.syscalls.base import Call, Effect, HttpResource, outcome_unknown
 from ringfence.syscalls.errors import CallFailed, InvalidRequest, OutcomeUnknown, SnapshotFailed
 
 if TYPE_CHECKING:
@@ -179,11 +179,8 @@ def _failure(call: Call, target: Target, sent: _Sent, what: str) -> CallFailed |
         return CallFailed(f"`{name}` {what}; nothing was sent", sent="no")
     if call.plan.idempotent:
         return CallFailed(f"`{name}` {what}; the request may have arrived", sent="maybe")
-    return OutcomeUnknown(
-        f"`{name}` {what}; the {target.method} may have arrived and the target takes no key; "
-        "an operator settles it with `ringfence resolve`",
-        sent="maybe",
-    )
+    text = f"`{name}` {what}; the {target.method} may have arrived and the target takes no key"
+    return outcome_unknown(call, text, sent="maybe")
 
 
 def _reason(error: httpx.TransportError | httpx.DecodingError) -> str:

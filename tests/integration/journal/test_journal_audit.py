@@ -250,6 +250,28 @@ async def test_the_key_and_the_file_outlive_the_kernel_and_a_torn_line(evidence,
         Anchor(path, key)
 
 
+async def test_another_key_is_noticed_and_never_put_to_use(evidence, world):
+    path, key = evidence.anchor.path, evidence.anchor.path.with_name("key.pem")
+    assert (await verify_store(world.store, evidence.anchor)).ok
+    own = key.read_bytes()
+    Anchor(path.with_name("other.jsonl"), key.with_name("other.pem"))
+    key.write_bytes(key.with_name("other.pem").read_bytes())
+    # A kernel that runs names it, one that starts refuses.
+    report = await verify_store(world.store, evidence.anchor)
+    assert not report.ok
+    assert "was replaced" in report.first_bad["why"]
+    with pytest.raises(AnchorError, match=r"is not the one that signed .*; restore it"):
+        Anchor(path, key)
+    key.unlink()
+    assert "can't be read" in (await verify_store(world.store, evidence.anchor)).first_bad["why"]
+    with pytest.raises(AnchorError, match=r"is gone; restore it"):
+        Anchor(path, key)
+    assert not key.exists()  # no new one hides that the old one was taken
+    key.write_bytes(own)
+    key.chmod(0o600)
+    assert (await verify_store(world.store, Anchor(path, key))).ok
+
+
 async def test_the_first_anchor_of_a_kernel_covers_what_a_killed_one_left_unsigned(world, entry, tmp_path):
     killed = await world.kernel()
     agent = await world.agent(killed)

@@ -39,7 +39,7 @@ class Agent:
     async def send(
         self, verb: Any, path: str, *, call: dict[str, Any] | None = None, **arguments: Any
     ) -> Any:
-        env: Any = SimpleNamespace(http={"api": HttpResource(**self.fields)})
+        env: Any = SimpleNamespace(agent="agent", http={"api": HttpResource(**self.fields)})
         made = verb.Arguments(url=self.upstream.base + path, **arguments)
         self.call = self.make_call(
             env=env, plan=verb.plan(made, env), policy=AgentPolicy("agent", [], [], []), **(call or {})
@@ -179,7 +179,7 @@ async def test_nothing_sent_is_a_plain_failure(agent: Agent, upstream: Upstream)
 
 
 async def test_a_broken_connection_leaves_a_post_unknown(agent: Agent, upstream: Upstream) -> None:
-    with pytest.raises(OutcomeUnknown, match="ringfence resolve"):
+    with pytest.raises(OutcomeUnknown, match=r"ringfence resolve agent \d+ --as done\|not-done"):
         await agent.send(http_post, "/drop", body=b"pay")
     assert len(upstream.received) == 1
 

@@ -76,7 +76,7 @@ async def test_a_transaction_from_the_future_is_unknown(stock: Database) -> None
     record = stock.record(call.step)
     stock.store.put_record(f"p{call.step}", {**record, "xid": "99999999999"})
     call.deadline_s = 0.1
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknown, match=rf"ringfence resolve agent {call.step} --as done\|not-done"):
         await sql_write.recover(call, arguments)
 
 

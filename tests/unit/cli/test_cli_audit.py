@@ -89,7 +89,10 @@ def test_verify(ok, exit_code, flags, door, run) -> None:
     if flags:
         assert json.loads(result.stdout) == report
     elif exit_code:
-        assert "broken: chain 1, pos 4, why hash; checked 9 rows, 2 chains, 1 anchors" in result.stderr
+        assert (
+            "broken: chain 1, record 4: hash; checked 9 rows, 2 chains, 1 anchors; keep the database"
+            in result.stderr
+        )
     else:
         assert result.stdout == "ok: 9 rows, 2 chains, 1 anchors\n"
 
@@ -119,8 +122,8 @@ def test_an_export_verifies_offline(records, door, run, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda text: text.replace("agent.start", "agent.stop", 1), "pos 1"),
-        (lambda text: text[text.index("\n") + 1 :], "pos 1, why the record is missing"),
+        (lambda text: text.replace("agent.start", "agent.stop", 1), "record 1"),
+        (lambda text: text[text.index("\n") + 1 :], "record 1: the record is missing"),
         (lambda _text: "", "no records"),
         (lambda _text: "nonsense\n", "line 1"),
     ],

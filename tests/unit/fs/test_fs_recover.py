@@ -80,6 +80,7 @@ async def test_what_is_neither_before_nor_after_is_unknown_and_left_alone(world,
     with pytest.raises(errors.OutcomeUnknown) as caught:
         await world.recover(action, step, resource, **CHANGES[action])
     assert "/workspace/" in caught.value.message
+    assert caught.value.message.endswith(f"settle it: ringfence resolve a1 {step} --as done|not-done")
     assert caught.value.metadata["path"].startswith("/workspace/")
     assert picture(world.live) == now
 
@@ -87,7 +88,7 @@ async def test_what_is_neither_before_nor_after_is_unknown_and_left_alone(world,
 async def test_a_damaged_point_is_unknown(world, action):
     step, resource = await cut_off(world, action, "after_effect", **CHANGES[action])
     (world.points / f"p{step}.json").write_text("{}")
-    with pytest.raises(errors.OutcomeUnknown, match="damaged"):
+    with pytest.raises(errors.OutcomeUnknown, match=r"damaged.*; settle it: ringfence resolve a1 \d+ --as"):
         await world.recover(action, step, resource, **CHANGES[action])
 
 
@@ -106,7 +107,7 @@ async def test_half_a_removal_with_something_new_in_it_is_unknown(world):
     (world.live / "d/x").unlink()
     (world.live / "d/e/theirs").write_text("x")
     now = picture(world.live)
-    with pytest.raises(errors.OutcomeUnknown, match="theirs"):
+    with pytest.raises(errors.OutcomeUnknown, match=r"theirs.*ringfence resolve a1 \d+ --as"):
         await world.recover("fs.delete", step, resource, path="d", recursive=True)
     assert picture(world.live) == now
 

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 EVERY_S = 30.0
 HEADS_PER_ROW = 500
 LINE_BYTES_MAX = 64 << 10
+_NEW_KEY = "restore it from your copy, or move `{anchors}` away to begin a new one with the key as it is"
 
 
 class AnchorError(JournalError):
@@ -90,14 +91,18 @@ class Anchor:
             key_path: the private key in PEM, mode 0600.
 
         Raises:
-            AnchorError: the key can't be read, or others may read it.
+            AnchorError: the key can't be read, others may read it, or it is not the one that signed the file.
             OSError: a directory or file can't be made.
         """
         self.path = path
-        self._key = _load_or_make_key(key_path)
-        self.public_key = self._key.public_key()
+        self.key_path = key_path
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._previous = _mend(path)
+        last = _mend(path)
+        self._key = _load_or_make_key(key_path, path if last else None)
+        self.public_key = self._key.public_key()
+        if last:
+            _check_signed_by(self.public_key, last, path, key_path)
+        self._previous = hashlib.sha256(last).hexdigest() if last else ""
         self._signed: dict[int, tuple[int, bytes]] = {}
         self._own: tuple[int, bytes] | None = None
         self._lock = asyncio.Lock()
@@ -106,6 +111,16 @@ class Anchor:
     def tail(self) -> str:
         """SHA-256 of the file's last line as this kernel knows it; empty: there is none."""
         return self._previous
+
+    def key_problem(self) -> str:
+        """What is wrong with the key's file now; empty: it holds the key that signs here."""
+        try:
+            key = _read_key(self.key_path)
+        except (AnchorError, OSError) as error:
+            return f"the key that signs the anchors can't be read any more: {error}"
+        if key.public_key() != self.public_key:
+            return f"the key `{self.key_path}` was replaced while the kernel ran; restore it from your copy"
+        return ""
 
     async def run(self, journal: Journal, store: Store, every_s: float = EVERY_S) -> None:
         """Sign heads now and then, until cancelled.
@@ -255,10 +270,31 @@ def _parse(text: bytes, nr: int) -> tuple[AnchorLine, bytes]:
     return line, signature
 
 
-def _load_or_make_key(path: Path) -> Ed25519PrivateKey:
+def _load_or_make_key(path: Path, signed: Path | None) -> Ed25519PrivateKey:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.exists():
+        # INVARIANT: a new key would make everything signed before look forged, and hide that the old one was taken.
+        if signed is not None:
+            raise AnchorError(f"the key `{path}` is gone; {_NEW_KEY.format(anchors=signed)}")
         _make_key(path)
+    return _read_key(path)
+
+
+def _check_signed_by(key: Ed25519PublicKey, last: bytes, anchors: Path, key_path: Path) -> None:
+    try:
+        line, signature = _parse(last, 0)
+        key.verify(signature, line.signed_bytes())
+    except AnchorError:
+        text = f"the last line of `{anchors}` is no anchor: restore the file from your copy, or move it away to begin a new one"
+        raise AnchorError(text) from None
+    except InvalidSignature:
+        text = (
+            f"the key `{key_path}` is not the one that signed `{anchors}`: it was replaced, or the file was"
+        )
+        raise AnchorError(f"{text}; {_NEW_KEY.format(anchors=anchors)}") from None
+
+
+def _read_key(path: Path) -> Ed25519PrivateKey:
     if path.stat().st_mode & 0o077:
         raise AnchorError(f"others may read the key `{path}`: make it yours alone with chmod 600")
     try:
@@ -309,10 +345,10 @@ def _sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def _mend(path: Path) -> str:
-    """Cut off a line that a crash left unfinished; returns the digest of the last whole one."""
+def _mend(path: Path) -> bytes:
+    """Cut off a line that a crash left unfinished; returns the last whole one, empty where there is none."""
     if not path.exists():
-        return ""
+        return b""
     last = b""
     whole = 0
     with path.open("r+b") as file:
@@ -324,4 +360,4 @@ def _mend(path: Path) -> str:
             logger.warning("the anchor file ended in an unfinished line, which is cut off")
             file.truncate(whole)
             os.fsync(file.fileno())
-    return hashlib.sha256(last).hexdigest() if last else ""
+    return last

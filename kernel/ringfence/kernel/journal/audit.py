@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,11 @@ async def verify_store(store: Store, anchor: Anchor, journal: Journal | None = N
     Raises:
         Unavailable: the database is away.
     """
-    return await verify(store, anchor.path, anchor.public_key, journal=journal, tail=anchor.tail)
+    report = await verify(store, anchor.path, anchor.public_key, journal=journal, tail=anchor.tail)
+    problem = anchor.key_problem()
+    if not problem or report.first_bad is not None:
+        return report
+    return replace(report, ok=False, first_bad=Bad(chain=0, pos=0, why=problem))
 
 
 async def verify(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from ringfence.sandbox.snapshots import SnapshotError
-from ringfence.syscalls.base import Call, Rerun, SqlResource
+from ringfence.syscalls.base import Call, Rerun, SqlResource, outcome_unknown
 from ringfence.syscalls.errors import CallFailed, Conflict, InvalidRequest, OutcomeUnknown, SnapshotFailed
 from ringfence.syscalls.sql_common import Kind, Statement
 from ringfence.syscalls.sql_target.catalog import check_functions, judge_plan
@@ -131,7 +131,7 @@ async def recover(call: Call, resource: SqlResource) -> Written | Rerun:
     if status is Status.ABORTED:
         return Rerun.RERUN
     if status is not Status.COMMITTED:
-        raise _unknown(resource)
+        raise _unknown(call, resource)
     call.add_point(_covers(resource, record), KIND, manifest.size_bytes)
     return Written(row_count=record.row_count, columns=record.columns, rows=record.rows)
 
@@ -320,7 +320,7 @@ async def _keep_and_commit(
                 f"database `{resource.name}` broke the connection before the commit; nothing was changed"
             ) from None
         if status is not Status.COMMITTED:
-            raise _unknown(resource) from None
+            raise _unknown(call, resource) from None
     await call.failpoint("after_effect")
 
 
@@ -352,8 +352,6 @@ def _covers(resource: SqlResource, record: Record) -> list[str]:
     return [change.name.resource(resource.name) for change in record.changes]
 
 
-def _unknown(resource: SqlResource) -> OutcomeUnknown:
-    return OutcomeUnknown(
-        f"whether the write in `{resource.name}` was committed can't be found out; "
-        "an operator settles it with `ringfence resolve`"
-    )
+def _unknown(call: Call, resource: SqlResource) -> OutcomeUnknown:
+    what = f"whether the write in `{resource.name}` was committed can't be found out; look at its rows"
+    return outcome_unknown(call, what)

@@ -148,7 +148,8 @@ def diff(session: Session, agent: str, start: str, end: str) -> int:
 def resolve(session: Session, agent: str, step: int, outcome: str, result: str) -> int:
     """Settle a call whose outcome is unknown after a crash.
 
-    `done`: it happened, and the agent gets the result. `not-done`: it didn't, and the call runs again.
+    `done`: it happened, and the agent gets the result, whose keys are checked against what the call returns;
+    those left out get neutral values. `not-done`: it didn't, and the call runs again.
     """
     if result and outcome != "done":
         raise ConsoleError(

@@ -14,6 +14,7 @@ from ringfence.kernel import rollback_atoms
 from ringfence.kernel.journal.audit import export, verify_store
 from ringfence.kernel.journal.types import Phase, Row, StoredRow
 from ringfence.kernel.operations.kernel import Kernel, from_us
+from ringfence.kernel.operations.results import settled_result
 from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.replay import OPERATOR_LANE
 from ringfence.kernel.rollback import Undo, point_of
@@ -220,14 +221,13 @@ async def resolve(
     """Settle a call whose outcome is unknown; the agent goes on from there."""
     if outcome not in ("done", "not-done"):
         raise bad_usage(f"`{outcome}` is neither `done` nor `not-done`")
-    try:
-        value = json.loads(result) if result else None
-    except json.JSONDecodeError as error:
-        raise bad_usage(f"the result is no JSON: {error}") from error
+    if result and outcome != "done":
+        raise bad_usage("a call that did not happen has no result; leave `--result` out")
     thread = await kernel.thread(name)
     async with thread.operation:
         # INVARIANT: one at a time: the agent goes on by the first word, so a second one is refused.
         held = await _unsettled(kernel, thread, step)
+        value = settled_result(kernel.core.table, held.action, result) if outcome == "done" else None
         await _record_resolution(kernel, thread, held, outcome, value, operator)
         await kernel.ownership.load_replay(thread)
         await _go_on(kernel, thread)
@@ -255,7 +255,7 @@ async def _record_resolution(
     step = held.step
     body: dict[str, Any] = {"resolved_by": operator, "rules": [], "grants": []}
     if outcome == "done":
-        body["result"] = value if value is not None else default_result(held.action)
+        body["result"] = value
     else:
         text = "an operator said that it was not done; it is made again"
         body["error"] = {"reason": "Killed", "message": text, "metadata": {}}
@@ -280,13 +280,6 @@ async def _record_resolution(
     await kernel.core.operator_event(
         "operator.resolve", thread.id, operator=operator, step=step, outcome=outcome
     )
-
-
-def default_result(action: str) -> dict[str, Any]:
-    """What the agent gets for a call that an operator says was done without giving its result."""
-    if action.startswith("http."):
-        return {"status": 200, "headers": {"ringfence-resolved": "done"}, "body": ""}
-    return {}
 
 
 async def _go_on(kernel: Kernel, thread: Thread) -> None:

@@ -55,10 +55,10 @@ class Reader:
         """End the reading.
 
         Raises:
-            ManifestError: if any problem was noted.
+            ManifestError: if any problem was noted. It names what comes later too, so that nobody mends a file in two rounds.
         """
         if self.problems:
-            raise ManifestError(self.problems, self.source)
+            raise ManifestError([*self.problems, *self.later], self.source)
 
     def mapping(self, node: Node, what: str, keys: Sequence[str]) -> Fields:
         """A mapping with known keys only; empty on a problem."""

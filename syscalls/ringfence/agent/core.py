@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import grpc
 from ringfence.agent import status, wire
@@ -24,7 +25,7 @@ PROVEN_S: Final = 5.0
 SUSPECT_BYTES: Final = 1 << 20
 
 
-class Pending:
+class Pending(Protocol):
     """One call that has no answer yet. Transports add how its caller is woken."""
 
     __slots__ = ("error", "frame", "lane", "reply", "size")
@@ -46,9 +47,10 @@ class Pending:
         """Whether its caller can go on."""
         return self.reply is not None or self.error is not None
 
+    @abstractmethod
     def wake(self) -> None:
         """Let the caller go on."""
-        raise NotImplementedError
+        ...
 
     def outcome(self) -> Reply:
         """Give the reply, or raise why there is none."""

@@ -14,7 +14,9 @@ import contextlib
 import os
 import stat
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 _KIB = 1024
 _BLOCK = 512
@@ -25,17 +27,22 @@ _DISK_DUTY = 5
 _SHARED_SOURCES = ("/dev/zero", "/memfd:", "/SYSV", "/anon_hugepage")
 
 
-class Meter:
-    """A bound that is looked at again the sooner the closer it is."""
+class Meter(Protocol):
+    """A bound that is looked at again the sooner the closer it is. Each kind measures in its own way."""
+
+    limit_bytes: int
+    due: float
+    _interval_s: tuple[float, float]
 
     def __init__(self, limit_bytes: int, interval_s: tuple[float, float]) -> None:
         self.limit_bytes = limit_bytes
         self.due = time.monotonic()
         self._interval_s = interval_s
 
+    @abstractmethod
     def measure(self) -> int:
         """Bytes in use now."""
-        raise NotImplementedError
+        ...
 
     def exceeded(self) -> bool:
         """Measure, plan the next look, and say whether the limit is passed."""

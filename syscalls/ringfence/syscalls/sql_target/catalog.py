@@ -15,12 +15,16 @@ from ringfence.syscalls.sql_common import (
     read_questions,
     refuse_system_tables,
 )
+from ringfence.syscalls.sql_growth import refuse_growth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ringfence.syscalls.base import Call
     from ringfence.syscalls.sql_target.session import Session
+
+PLAN_TIMEOUT_S: Final = 5
+"""Longest planning of a statement, which computes what depends on constants alone."""
 
 # Volatile, but they only draw or look at the clock.
 _HARMLESS: Final = frozenset(
@@ -144,9 +148,13 @@ async def judge_plan(
 
     Raises:
         Denied: policy refuses one of them.
-        InvalidRequest: one of them is a system table, or the write goes to another table than the one judged.
+        InvalidRequest: one of them is a system table, the write goes to another table than the one judged, or the statement
+            makes large values out of constants.
+        Deadline: it can't be planned in time.
     """
-    answer = await session.value(f"explain (verbose, costs off, format json) {text}", parameters)
+    refuse_growth(statement.lexed, parameters)
+    async with session.at_most(PLAN_TIMEOUT_S):
+        answer = await session.value(f"explain (verbose, costs off, format json) {text}", parameters)
     touched, written = relations_of_plan(msgspec.json.decode(answer or "[]"))
     target = statement.target
     if written != ([] if target is None else [target]):

@@ -99,12 +99,21 @@ class Rows:
 class Session:
     """One transaction in a target."""
 
-    def __init__(self, connection: AsyncConnection[Any]) -> None:
+    def __init__(self, connection: AsyncConnection[Any], timeout_ms: int) -> None:
         self._connection = connection
+        self._timeout_ms = timeout_ms
 
     async def execute(self, query: str) -> None:
         """Run statements of our own that take no parameters and whose answer doesn't matter."""
         await self._connection.execute(query.encode())
+
+    @contextlib.asynccontextmanager
+    async def at_most(self, seconds: float) -> AsyncGenerator[None]:
+        """A shorter limit on single statements inside."""
+        await self.execute(_limit(min(int(seconds * 1000), self._timeout_ms)))
+        yield
+        # An error inside has ended the transaction, and the setting with it.
+        await self.execute(_limit(self._timeout_ms))
 
     async def query(
         self,
@@ -185,19 +194,23 @@ async def transaction(
     """
     # INVARIANT: an unavailable target has an empty DSN, with which the driver would connect wherever its defaults lead.
     refuse_unavailable(resource)
-    async with _lease(resource, _begin(mode, timeout_s)) as connection:
+    timeout_ms = max(1, int(min(timeout_s, STATEMENT_TIMEOUT_S) * 1000))
+    async with _lease(resource, _begin(mode, timeout_ms)) as connection:
         try:
             with target_errors(resource):
-                yield Session(connection)
+                yield Session(connection, timeout_ms)
         finally:
             if not connection.closed and connection.info.transaction_status != TransactionStatus.IDLE:
                 await _roll_back(connection)
 
 
-def _begin(mode: str, timeout_s: float) -> str:
-    bounded_ms = max(1, int(min(timeout_s, STATEMENT_TIMEOUT_S) * 1000))
+def _limit(timeout_ms: int) -> str:
+    return f"set local statement_timeout = {timeout_ms};"
+
+
+def _begin(mode: str, timeout_ms: int) -> str:
     return (
-        f"begin {mode};{_PINS}set local statement_timeout = {bounded_ms};"
+        f"begin {mode};{_PINS}{_limit(timeout_ms)}"
         f"set local lock_timeout = {LOCK_TIMEOUT_S * 1000};"
         f"set local idle_in_transaction_session_timeout = {IDLE_TIMEOUT_S * 1000}"
     )

@@ -139,6 +139,9 @@ def test_revoke_takes_one_rule_one_grant_one_action_or_all(scene: Scene) -> None
     with pytest.raises(Refused) as refused:
         held.operator.ask("Revoke", agent=held.id, rule_or_grant="fs.write")
     assert refused.value.exit_code == 4
+    with pytest.raises(Refused, match="has no permission `g999`; it has: g") as refused:
+        held.operator.ask("Revoke", agent=held.id, rule_or_grant="g999")
+    assert refused.value.exit_code == 4
     everything = held.operator.ask("Revoke", agent=held.id, all=True)
     assert len(everything["revoked"]) == 2
     held.refused(Denied, lambda: held.rf.fs.read_text("x"))

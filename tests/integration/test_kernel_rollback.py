@@ -106,6 +106,10 @@ def test_a_tree_comes_back_byte_for_byte(scene: Scene) -> None:
                  "becomes-dir", "becomes-link", "dangling"):  # fmt: skip
         assert f"/workspace/{path}" in touched, path
     assert "/workspace/untouched.txt" not in touched
+    kinds = {change["target"]: change["kind"] for change in preview["changes"]}
+    assert {kinds[f"/workspace/{path}"] for path in ("dir", "empty", "new", "dir/deep")} == {"directory"}
+    assert {kinds[f"/workspace/{path}"] for path in ("plain.txt", "run.sh", "new/deep/file")} == {"file"}
+    assert kinds["/workspace/link"] == "link"
     after = picture(held.live)
     assert after != before  # a preview changes nothing
     done = rolled(held, 0)
@@ -283,6 +287,10 @@ def test_diff_shows_what_changed_between_points(scene: Scene) -> None:
     ]
     assert "-one" in first[0]["diff"]
     assert "+two" in first[0]["diff"]
+    assert "No newline" not in first[0]["diff"]
+    held.rf.fs.write_text("n", "new\x0bline")
+    (made,) = [c for c in held.operator.ask("Diff", agent=held.id)["changes"] if c["path"] == "/workspace/n"]
+    assert made["diff"].endswith("+new\x0bline\n\\ No newline at end of file\n")
     now = held.operator.ask("Diff", agent=held.id)["changes"]
     assert [(c["path"], c["kind"]) for c in now] == [("/workspace/a", "removed"), ("/workspace/n", "created")]
 
@@ -328,7 +336,6 @@ def test_a_rollback_that_a_crash_cut_short_is_finished(scene: Scene, point: str)
     assert [(s["action"], s["outcome"]) for s in steps if s["action"] == "rollback"] == [("rollback", "ok")]
     assert scene.operator.ask("AuditVerify")["ok"]
     scene.operator.ask("Start", agent=held.id)
-    held.token = ""
     held.again()
     held.socket = scene.socket_of(held.id)
     assert held.rf.fs.read_text("plain.txt") == "plain"

@@ -8,7 +8,7 @@ from typing import Any, cast
 import click
 from ringfence.console import render
 from ringfence.console.documents import record, records
-from ringfence.console.durations import count, span
+from ringfence.console.durations import count, parse_time, span
 from ringfence.console.errors import ExitCode
 from ringfence.console.render import Column
 from ringfence.console.session import Commands, Session
@@ -202,8 +202,11 @@ def _grants(grants: Sequence[Mapping[str, Any]]) -> None:
 def _grant_row(grant: Mapping[str, Any]) -> Sequence[str]:
     if grant.get("revoked_at"):
         state = f"revoked {grant['revoked_at']}"
+    elif grant.get("uses_left") == 0:
+        state = "used up"
     elif grant.get("expires_at"):
-        state = f"until {grant['expires_at']}"
+        over = parse_time(str(grant["expires_at"])) <= parse_time("0s")
+        state = f"{'expired' if over else 'until'} {grant['expires_at']}"
     else:
         state = "in force"
     left = "any" if grant.get("uses_left") is None else str(grant["uses_left"])

@@ -35,7 +35,7 @@ _FILE = click.Path(path_type=Path)
     help="PostgreSQL to use instead of the embedded one. Better in $RINGFENCE_DSN: command lines are public.",
 )
 @click.option("--detach", is_flag=True, help="Start in the background; return once it answers.")
-@click.option("--listen", metavar="ADDR", help="Further address for operators.")
+@click.option("--listen", metavar="ADDR", help="Not in this release: operators use the unix socket alone.")
 def up(session: Session, config: Path | None, dsn: str | None, detach: bool, listen: str | None) -> int:
     """Start the kernel.
 

@@ -57,6 +57,10 @@ def submit(session: Session, manifest: str, **options: Unpack[_Options]) -> int:
         raise ConsoleError(
             "manifest and input can't both be standard input; name a file for one", ExitCode.USAGE
         )
+    if options["name"] == "":
+        raise ConsoleError(
+            "`--name` is empty; give a name, or leave it out to take the manifest's", ExitCode.USAGE
+        )
     source = "manifest" if manifest == "-" else manifest
     text = apply_overrides(read_text(manifest, "manifest"), options["overrides"])
     checked = check_manifest(text, source)

@@ -74,7 +74,10 @@ def points(session: Session, words: tuple[str, ...]) -> int:
 )
 @click.argument("agent")
 @click.option(
-    "--to", required=True, metavar="POINT|STEP|TIME", help="Back to where: a point, a step, or a time."
+    "--to",
+    required=True,
+    metavar="POINT|STEP|TIME",
+    help="Back to where: a point, a step, or a time with its zone, such as 2026-01-31T08:00:00Z.",
 )
 @click.option("--preview", is_flag=True, help="List every change and what can't be undone; do nothing.")
 @click.option("--path", default="", metavar="P", help="Only this path of the workspace.")
@@ -121,7 +124,9 @@ def diff(session: Session, agent: str, start: str, end: str) -> int:
     changes = records(document, "changes")
     for change in changes:
         render.say(f"{render.coloured(safe(change.get('kind', '')))}  {safe(change.get('path', ''))}")
-        for line in str(change.get("diff") or "").splitlines():
+        for line in (
+            str(change.get("diff") or "").removesuffix("\n").split("\n") if change.get("diff") else ()
+        ):
             render.say("    " + _diff_line(safe(line)))
     if not changes:
         render.note("no changes")
@@ -159,7 +164,10 @@ def resolve(session: Session, agent: str, step: int, outcome: str, result: str) 
         try:
             json.loads(result)
         except ValueError as error:
-            raise ConsoleError(f"`--result` is not JSON: {str(error).lower()}", ExitCode.USAGE) from None
+            raise ConsoleError(
+                f"`--result` is not JSON: {str(error).lower()}; write an object, such as '{{\"status\": 200}}'",
+                ExitCode.USAGE,
+            ) from None
     document = session.client().call("Resolve", agent=agent, step=step, outcome=outcome, result=result)
     if session.as_json:
         render.emit(document)

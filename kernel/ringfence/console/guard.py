@@ -79,7 +79,9 @@ def _usage_line(error: click.UsageError) -> str:
 
 
 def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
+    """The text with a small first letter, unless its first word is a name such as `JSON`."""
+    first = text.partition(" ")[0]
+    return text if first[1:] != first[1:].lower() else text[:1].lower() + text[1:]
 
 
 def _report_bug(error: BaseException) -> int:

@@ -123,7 +123,9 @@ class Rollback:
                 f"`{to}` is neither a point such as p12, nor a step, nor a time in RFC 3339"
             ) from None
         if at.tzinfo is None:
-            raise bad_usage(f"the time `{to}` has no zone; write it as 2026-01-31T12:00:00Z")
+            raise bad_usage(
+                f"the time `{to}` has no zone and could be yours or UTC; write it as 2026-01-31T12:00:00Z or 2026-01-31T13:00:00+01:00"
+            )
         at_us = int(at.timestamp() * 1_000_000)
         kept = (row.step for row in rows if row.started_us + row.duration_us <= at_us)
         return Cut(step=max(kept, default=0), parent=thread.branch, seen=thread.branch)

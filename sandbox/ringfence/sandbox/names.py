@@ -25,6 +25,12 @@ def shown(path: str) -> str:
     return path.encode("utf-8", "backslashreplace").decode() if path.isprintable() else ascii(path)[1:-1]
 
 
+def other_form(path: str) -> str:
+    """The refusal of a name that stands on the disk in another form than requests and rules are compared in."""
+    escaped = ascii(path)[1:-1]  # as it is, it would look like the name in NFC
+    return f"`{escaped}` stands on the disk in another Unicode form than NFC, so no rule can name it; the operator renames it there"
+
+
 def _check_unicode(path: str) -> str:
     for character in path:
         if unicodedata.category(character) in _REFUSED:

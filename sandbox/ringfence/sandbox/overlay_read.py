@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ringfence.sandbox import content
 from ringfence.sandbox.changeset import Change, ChangesError, ChangeSet, Kind, Node
-from ringfence.sandbox.names import WORKSPACE, BadNameError, normalise, shown
+from ringfence.sandbox.names import WORKSPACE, BadNameError, normalise
 
 FORMAT_NAME = "format"
 """File beside an upper layer that says whose attributes it uses: `trusted` or `user`."""
@@ -151,8 +151,8 @@ class _Reader:
         path = f"{WORKSPACE}/{where}" if where else WORKSPACE
         if not _can_be_judged(path):
             raise ChangesError(
-                f"the command changed `{shown(path)}`, whose name can't be judged (only normalised Unicode without "
-                "invisible characters can); nothing was applied"
+                f"the command changed `{ascii(path)[1:-1]}`, whose name no rule can name; nothing was applied, "
+                "use names in Unicode NFC (an accented letter is one character) without invisible characters"
             )
         node = node_of(facts.st_mode)
         setid = node == "file" and bool(facts.st_mode & (stat.S_ISUID | stat.S_ISGID))

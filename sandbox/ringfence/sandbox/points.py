@@ -100,12 +100,14 @@ class RestorePlan:
         conflicts: paths that others changed since; they are left as they are.
         unchanged: paths that already are as they were.
         reasons: one line for each conflict.
+        kinds: `file`, `directory`, `link` or `other` for each path of the points: what it was, or what it is where nothing was.
     """
 
     items: tuple[RestoreItem, ...]
     conflicts: tuple[str, ...]
     unchanged: tuple[str, ...]
     reasons: Mapping[str, str]
+    kinds: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 def absent(path: str) -> PointPath:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from ringfence.sandbox import content, links, openat, search
-from ringfence.sandbox.names import WORKSPACE, BadNameError, normalise, parent, shown
+from ringfence.sandbox.names import WORKSPACE, BadNameError, normalise, other_form, parent, shown
 from ringfence.sandbox.records import PathInfo, ReadResult, SearchMatch, WorkspaceError, workspace_error
 from ringfence.sandbox.tree import Tree
 
@@ -83,9 +83,7 @@ class WorkspaceReader:
         raw = "/".join(part for part in path.split("/") if part not in {"", "."})
         raw = f"/{raw}" if path.startswith("/") else f"{WORKSPACE}/{raw}"
         if raw != lexical and self.tree.find(raw) is not None:
-            raise BadNameError(
-                f"`{shown(path)}` stands on the disk in another Unicode form than NFC; rename it"
-            )
+            raise BadNameError(other_form(path))
 
     # Reading
 
@@ -314,7 +312,7 @@ class WorkspaceReader:
 def _same_spelling(path: str) -> str:
     """Refuse a link to a name that could not have been asked for: it would be a second spelling for policy."""
     if normalise(path) != path:
-        raise BadNameError(f"`{shown(path)}` stands on the disk in another Unicode form than NFC; rename it")
+        raise BadNameError(other_form(path))
     return path
 
 

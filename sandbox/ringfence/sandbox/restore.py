@@ -60,9 +60,11 @@ def plan(workspace: Workspace, manifests: Sequence[PointManifest], path: str | N
     reasons: dict[str, str] = {}
     unchanged: list[str] = []
     items: dict[str, RestoreItem] = {}
+    kinds: dict[str, str] = {}
     for name in sorted(merged, key=lambda each: each.split("/")):
         view = merged[name]
         current = workspace.fingerprint(name)
+        kinds[name] = current.partition(":")[0] if view.before.kind == content.ABSENT else view.before.kind
         if current == view.before.before:
             if _same_facts(workspace.tree, view.before):
                 unchanged.append(name)
@@ -83,6 +85,7 @@ def plan(workspace: Workspace, manifests: Sequence[PointManifest], path: str | N
         conflicts=tuple(sorted(reasons, key=lambda each: each.split("/"))),
         unchanged=tuple(unchanged),
         reasons=reasons,
+        kinds=kinds,
     )
 
 

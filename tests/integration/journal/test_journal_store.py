@@ -59,6 +59,13 @@ async def test_setting_fields_of_an_agent(world):
     changed = await world.store.agent_by_key(agent.key)
     assert (changed.state, changed.error, changed.exit_code) == ("failed", "a\N{REPLACEMENT CHARACTER}b?", 3)
     assert changed.ended_at == now
+    # Whoever leaves the time out: an end stays when it was, and what goes on has none.
+    await world.store.set_agent(agent.key, state="killed")
+    assert (await world.store.agent(agent.id)).ended_at == now
+    await world.store.set_agent(agent.key, state="paused")
+    assert (await world.store.agent(agent.id)).ended_at is None
+    await world.store.set_agent(agent.key, state="failed")
+    assert (await world.store.agent(agent.id)).ended_at is not None
     await world.store.set_agent(agent.key, state="running", exit_code=None, ended_at=None, restarts=2)
     changed = await world.store.agent_by_key(agent.key)
     assert (changed.state, changed.exit_code, changed.ended_at, changed.restarts) == (

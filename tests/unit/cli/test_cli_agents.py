@@ -126,6 +126,38 @@ def test_show(door, run) -> None:
     assert json.loads(run("show", "invoice-bot", "--json").stdout) == SHOW
 
 
+@pytest.mark.parametrize(
+    ("facts", "state"),
+    [
+        ({"uses_left": None, "expires_at": None}, "any   in force"),
+        ({"uses_left": 2, "expires_at": None}, "2     in force"),
+        ({"uses_left": 0, "expires_at": None}, "0     used up"),
+        ({"uses_left": 0, "expires_at": "2999-01-31T08:00:00.000000Z"}, "0     used up"),
+        ({"uses_left": None, "expires_at": "2999-01-31T08:00:00.000000Z"}, "any   until 2999"),
+        ({"uses_left": None, "expires_at": "2020-01-31T08:00:00.000000Z"}, "any   expired 2020"),
+    ],
+)
+def test_show_says_whether_a_grant_is_in_force(facts, state, door, run) -> None:
+    grant = {"id": "g7", "verdict": "allow", "rule": "now", "origin": "operator", "revoked_at": None, **facts}
+    door.answers["Show"] = {"id": "a1", "grants": [grant]}
+    assert state in run("show", "a1").stdout
+
+
+def test_show_and_status_name_what_is_unavailable(door, run) -> None:
+    missing = [
+        {
+            "name": "crm",
+            "reason": "secret `crm-dsn` is not set; the operator sets it: ringfence secrets set crm-dsn",
+        }
+    ]
+    door.answers["Show"] = {"id": "a1", "unavailable": missing}
+    assert "unavailable  crm: secret `crm-dsn` is not set" in run("show", "a1").stdout
+    door.answers["Status"] = {"database": {"state": "ok"}, "config": {"unavailable": missing}}
+    result = run("status")
+    assert result.exit_code == 1
+    assert "unavailable  crm: secret `crm-dsn` is not set" in result.stdout
+
+
 def test_show_of_a_kernel_that_says_less(door, run) -> None:
     door.answers["Show"] = {"id": "a1", "state": "done"}
     result = run("show", "a1")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import grpc
 import pytest
 from ringfence.console import commands_agents
@@ -144,6 +145,14 @@ def test_usage(words, said, run) -> None:
     assert said in text
     assert text[0].islower()
     assert "--help`" in text
+
+
+def test_a_name_keeps_its_capitals(door, run, monkeypatch) -> None:
+    def wrong(*_words: object) -> None:
+        raise click.UsageError("JSON is wanted")
+
+    monkeypatch.setattr(commands_agents, "records", wrong)
+    assert "JSON is wanted" in run("ps").stderr
 
 
 def test_an_answer_that_is_no_document(door, run) -> None:

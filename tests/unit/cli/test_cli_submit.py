@@ -53,6 +53,14 @@ def submitted(door) -> tuple[object, dict[str, tarfile.TarInfo], dict[str, bytes
     return header, members, content
 
 
+def test_an_empty_name_is_no_name(home, door, run) -> None:
+    result = run("submit", home / "agent.yaml", "--name", "")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "ringfence: `--name` is empty; give a name, or leave it out to take the manifest's\n"
+    )
+
+
 def test_submit_prints_the_id(home, door, run) -> None:
     door.answers["Submit"] = {"id": "a1", "name": "bot", "state": "running"}
     result = run("submit", home / "agent.yaml", "--input", "-", "--name", "july", stdin=b"\x00in")

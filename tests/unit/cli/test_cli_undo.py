@@ -134,6 +134,16 @@ def test_diff(door, run) -> None:
     assert json.loads(run("diff", "bot", "--json").stdout) == {"changes": [change]}
 
 
+def test_a_diff_says_where_a_last_line_has_no_end(door, run) -> None:
+    text = "--- before\n+++ after\n@@ -1 +1 @@\n-a\x0bb\n\\ No newline at end of file\n+c\n"
+    door.answers["Diff"] = {"changes": [{"path": "/workspace/a", "kind": "modified", "diff": text}]}
+    assert run("diff", "bot").stdout.splitlines()[-3:] == [
+        "    -a\\x0bb",
+        "    \\ No newline at end of file",
+        "    +c",
+    ]
+
+
 def test_diff_of_nothing(door, run) -> None:
     door.answers["Diff"] = {"changes": []}
     assert run("diff", "bot").stdout == ""

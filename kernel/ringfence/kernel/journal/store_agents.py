@@ -164,6 +164,8 @@ class AgentStore(StoreBase):
     async def set_agent(self, key: AgentKey, **fields: Any) -> None:
         """Set some of the settable fields, which are the names in `SETTABLE`.
 
+        A final state without a time has ended now, or when it did before; any other state has not ended.
+
         Raises:
             TypeError: another field, or None for a field that can't be empty.
             JournalError: an unknown state.

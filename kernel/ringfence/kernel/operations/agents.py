@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 from ringfence.kernel.journal.types import AgentRecord, Damaged, Phase, StoredRow
@@ -40,10 +41,11 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
     except Damaged as error:
         checkpoint, damaged = error, True
     grants = await kernel.core.store.grants(record.key, active=False)
+    now = datetime.now(UTC)
     rules = [
         {"id": g.id, "verdict": g.verdict, "text": g.rule, "origin": g.origin}
         for g in grants
-        if g.revoked_at is None
+        if g.revoked_at is None and g.uses_left != 0 and (g.expires_at is None or g.expires_at > now)
     ]
     denies = [r for r in thread.manifest.rules if r.verdict == "deny"]
     rules += [{"id": r.id, "verdict": "deny", "text": r.text, "origin": "manifest"} for r in denies]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import io
 import json
 import time
 from collections.abc import AsyncIterator
@@ -24,6 +25,8 @@ from ringfence.sandbox.types import SandboxError
 from ringfence.sandbox.workspace import WorkspaceError
 
 DIFF_BYTES_MAX = 256 << 10
+_NO_NEWLINE = "\n\\ No newline at end of file\n"
+"""What a unified diff says of a last line without its end."""
 
 
 async def _outcomes(kernel: Kernel, thread: Thread, after: int = 0) -> list[StoredRow]:
@@ -68,10 +71,11 @@ def undo_document(undo: Undo) -> dict[str, Any]:
     ]
     if undo.files is not None:
         changes += [
-            {"kind": "file", "target": i.path, "action": i.action, "detail": ""} for i in undo.files.items
+            {"kind": undo.files.kinds[i.path], "target": i.path, "action": i.action, "detail": ""}
+            for i in undo.files.items
         ]
         conflicts += [
-            {"kind": "file", "target": path, "reason": undo.files.reasons.get(path, "")}
+            {"kind": undo.files.kinds[path], "target": path, "reason": undo.files.reasons.get(path, "")}
             for path in undo.files.conflicts
         ]
     for now, before in undo.state:
@@ -197,10 +201,11 @@ def _text(thread: Thread, path: str, before: Any, later: Any) -> str | None:
         new: bytes = store.content(later) if later is not None else _current(thread, path)
         if max(len(old), len(new)) > DIFF_BYTES_MAX:
             return None
-        sides = [old.decode().splitlines(keepends=True), new.decode().splitlines(keepends=True)]
+        sides = [io.StringIO(side.decode(), newline="\n").readlines() for side in (old, new)]
     except (UnicodeDecodeError, SnapshotError, WorkspaceError):
         return None
-    return "".join(difflib.unified_diff(sides[0], sides[1], f"before{path}", f"after{path}")) or None
+    lines = difflib.unified_diff(sides[0], sides[1], f"before{path}", f"after{path}")
+    return "".join(line if line.endswith("\n") else line + _NO_NEWLINE for line in lines) or None
 
 
 def _current(thread: Thread, path: str) -> bytes:

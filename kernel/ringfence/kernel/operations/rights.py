@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import time
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,7 @@ from ringfence.policy.rules import parse_rule, select_rules
 from ringfence.policy.types import Request, Resource
 
 ACK_S = 15.0
+_GRANT_ID = re.compile(r"g[0-9]+")
 
 
 async def grant(
@@ -50,6 +52,8 @@ async def grant(
 
 def _chosen(grants: list[GrantRecord], wanted: str) -> list[GrantRecord]:
     """Grants a revocation names: by id, by the same rule, or by an action alone."""
+    if _GRANT_ID.fullmatch(wanted):
+        return [g for g in grants if g.id == wanted]
     try:
         rules = select_rules(wanted, [parse_rule(g.rule, g.verdict, rule_id=g.id) for g in grants])
     except ManifestError as error:

@@ -41,7 +41,12 @@ update agents set
     branch = coalesce((p.j ->> 'branch')::integer, branch),
     exit_code = case when p.j ? 'exit_code' then (p.j ->> 'exit_code')::integer else exit_code end,
     started_at = case when p.j ? 'started_at' then (p.j ->> 'started_at')::timestamptz else started_at end,
-    ended_at = case when p.j ? 'ended_at' then (p.j ->> 'ended_at')::timestamptz else ended_at end,
+    ended_at = case
+        when p.j ? 'ended_at' then (p.j ->> 'ended_at')::timestamptz
+        when p.j ->> 'state' in ('done', 'failed', 'killed') then coalesce(ended_at, now())
+        when p.j ? 'state' then null
+        else ended_at
+    end,
     asleep = coalesce((p.j ->> 'asleep')::boolean, asleep),
     wake_at = case when p.j ? 'wake_at' then (p.j ->> 'wake_at')::timestamptz else wake_at end
 from (select %(patch)s::jsonb as j) p

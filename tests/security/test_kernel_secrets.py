@@ -117,7 +117,7 @@ def test_a_secret_is_listed_by_name_alone(scene: Scene) -> None:
 
 
 def test_nothing_that_is_kept_holds_a_secret(scene: Scene, target: Target) -> None:
-    """The last test: by now the journal, logs, points, artifacts and the database hold all that happened."""
+    """By now the journal, logs, points, artifacts and the database hold all that happened."""
     held = scene.hold(allow=['"*": "**"'], files={"a.txt": "a"})
     held.rf.fs.write_text("a.txt", "b")
     held.rf.checkpoint.save({"at": 1})
@@ -182,3 +182,15 @@ def test_the_command_line_takes_a_secret_from_a_file_or_a_pipe(scene: Scene, tmp
     assert scene.operator.ask("SecretList")["secrets"] == ["api-token", "filed", "piped"]
     assert console("secrets", "rm", "filed", "--data", data).returncode == 0
     assert console("secrets", "rm", "filed", "--data", data).returncode == 4
+
+
+def test_nothing_of_the_data_directory_is_open_to_others(scene: Scene) -> None:
+    """The last test: by now agents, points, artifacts and the embedded server have left what they leave."""
+    data = scene.kernel.data
+    assert data.stat().st_mode & 0o777 == (0o711 if os.geteuid() == 0 else 0o700)
+    # Parts of it: the server's user has to read them, and sandboxes show the interpreter's names.
+    shared = {"postgres", "interpreter"}
+    open_to_others = [
+        path.name for path in data.iterdir() if path.name not in shared and path.lstat().st_mode & 0o077
+    ]
+    assert open_to_others == []

@@ -136,7 +136,7 @@ def _directory_problem(data: Path) -> tuple[str, str] | None:
         return f"{data} is not a directory", "give another one with `--data`"
     if facts.st_uid != os.geteuid():
         return f"{data} belongs to uid {facts.st_uid}", "run as that user, or give another one with `--data`"
-    # Agents of a root kernel have uids of their own: they pass through, but can't list.
+    # The embedded server of a root kernel has a uid of its own: it passes through, but can't list.
     mode = 0o711 if os.geteuid() == 0 else 0o700
     if stat.S_IMODE(facts.st_mode) & ~mode:
         return (

@@ -137,8 +137,11 @@ def prepare(settings: Settings) -> Layout:
             raise StartError(
                 f"the data directory `{data}` belongs to another user; choose one of your own with --data"
             )
-        # Agents of a root kernel have other uids: they pass through, but can't list.
+        # The embedded server of a root kernel has a uid of its own: it passes through, but can't list.
         data.chmod(0o711 if os.geteuid() == 0 else 0o700)
+        for private in (data / "agents", data / "points"):
+            private.mkdir(mode=0o700, exist_ok=True)
+            private.chmod(0o700)
         run_dir = data / "run"
         if len(os.fsencode(run_dir)) > SOCKET_PATH_BYTES_MAX:
             run_dir = short_run_dir(data)
@@ -164,6 +167,7 @@ def short_run_dir(data: Path) -> Path:
 
 def _lock(layout: Layout) -> TextIO:
     file = layout.lock_file.open("a+")
+    os.fchmod(file.fileno(), 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -295,6 +295,25 @@ def test_diff_shows_what_changed_between_points(scene: Scene) -> None:
     assert [(c["path"], c["kind"]) for c in now] == [("/workspace/a", "removed"), ("/workspace/n", "created")]
 
 
+def test_a_diff_after_a_rollback_is_of_the_branch_that_goes_on(scene: Scene) -> None:
+    held = scene.hold(allow=ALL, files={"a": "one\n", "b": "one\n"})
+    held.rf.fs.write_text("a", "two\n")
+    held.rf.fs.write_text("b", "two\n")
+    done = rolled(held, "1")
+
+    def diff(**where: str) -> list[tuple[str, str]]:
+        found = held.operator.ask("Diff", agent=held.id, **where)["changes"]
+        return [(change["path"], change["kind"]) for change in found]
+
+    assert diff() == [("/workspace/a", "modified")]
+    assert diff(**{"from": done["point"]}) == [("/workspace/b", "modified")]
+    with pytest.raises(Refused, match="of the branch that was left"):
+        diff(to=done["point"])
+    # Going back a single path stays on the branch: it is a change like others.
+    rolled(held, "0", path="/workspace/a")
+    assert diff() == []
+
+
 @pytest.mark.parametrize("point", ["before_restore", "after_restore"])
 def test_a_rollback_that_a_crash_cut_short_is_finished(scene: Scene, point: str) -> None:
     held = scene.hold(allow=ALL, files=TREE)

@@ -26,7 +26,7 @@ _AUDIT = (
     Column(title="TIME", minimum=19),
     Column(title="STEP", right=True, minimum=5),
     Column(title="KIND", minimum=8),
-    Column(title="ACTION", minimum=13),
+    Column(title="ACTION", minimum=17),
     Column(title="VERDICT", minimum=7),
     Column(title="OUTCOME", minimum=9),
     Column(title="RESOURCE", flex=True),
@@ -162,4 +162,4 @@ def _bad_record(first_bad: object) -> str:
 
 
 def _unwritable(target: Path, error: OSError) -> ConsoleError:
-    return ConsoleError(f"`{target}` can't be written: {os_error_text(error)}")
+    return ConsoleError(f"`{target}` can't be written: {os_error_text(error)}; give another file")

@@ -151,7 +151,8 @@ def demo(session: Session) -> int:
         module = import_module("ringfence.console.demo")
     except ModuleNotFoundError as error:
         raise ConsoleError(
-            f"this installation has no demo: `{error.name}` is missing", ExitCode.UNWELL
+            f"this installation has no demo: `{error.name}` is missing; install ringfence anew",
+            ExitCode.UNWELL,
         ) from None
     given = any(parent.params.get("data") for parent in (session.context, session.context.parent) if parent)
     return int(module.main(data=session.data if given else None, as_json=session.as_json))

@@ -23,7 +23,7 @@ commands = Commands()
 
 _STEPS = (
     Column(title="STEP", right=True, minimum=5),
-    Column(title="ACTION", minimum=13),
+    Column(title="ACTION", minimum=17),
     Column(title="VERDICT", minimum=7),
     Column(title="OUTCOME", minimum=9),
     Column(title="TIME", right=True, minimum=6),

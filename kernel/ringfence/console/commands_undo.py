@@ -61,7 +61,8 @@ def points(session: Session, words: tuple[str, ...]) -> int:
     bad = [f"{point['agent']}/{point['id']}" for point in found if not point.get("verified")]
     if bad:
         raise ConsoleError(
-            f"{len(bad)} of {plural(len(found), 'point')} can't be read back: {', '.join(bad[:10])}"
+            f"{len(bad)} of {plural(len(found), 'point')} can't be read back: {', '.join(bad[:10])}; "
+            "no rollback can go through them, bring their files back from a copy of the data directory"
         )
     return ExitCode.OK
 
@@ -98,7 +99,7 @@ def rollback(session: Session, agent: str, **options: Unpack[_RollbackOptions]) 
     if session.on_terminal and not options["yes"] and not session.as_json:
         _print_rollback(session, client.call("Rollback", preview=True, **fields))
         if not click.confirm("Roll back?", default=False):
-            raise ConsoleError("nothing was rolled back")
+            raise ConsoleError("nothing was rolled back; give `--yes` to roll back without a question")
     document = client.call("Rollback", preview=False, start=options["start"], **fields)
     _print_rollback(session, document)
     conflicts = items(document, "conflicts")

@@ -84,4 +84,6 @@ def _refused(place: str, error: OSError) -> ConsoleError:
             f"`{place}` does not let you in: {os_error_text(error)}; run as the user that started the kernel",
             ExitCode.DENIED,
         )
-    return ConsoleError(f"`{place}` can't be read: {os_error_text(error)}", ExitCode.UNREACHABLE)
+    return ConsoleError(
+        f"`{place}` can't be read: {os_error_text(error)}; check `--data`", ExitCode.UNREACHABLE
+    )

@@ -224,7 +224,9 @@ def _in_the_way(path: Path, advice: str) -> ConsoleError:
 
 def _unwritable(target: Path, error: OSError) -> ConsoleError:
     place = error.filename if isinstance(error.filename, str) else target
-    return ConsoleError(f"`{place}` can't be written: {os_error_text(error)}")
+    return ConsoleError(
+        f"`{place}` can't be written: {os_error_text(error)}; give another directory with `--to`"
+    )
 
 
 class _Reader:

@@ -102,9 +102,11 @@ async def _run(settings: Settings, announce: Callable[[str], None]) -> int:
         except AnchorError as error:
             raise StartError(str(error)) from error
         except JournalError as error:
-            raise StartError(f"the database can't be used: {error}") from error
+            raise StartError(f"the database can't be used: {error}; mend that and start again") from error
         except OSError as error:
-            raise StartError(f"the data directory `{layout.data}` can't be used: {error}") from error
+            raise StartError(
+                f"the data directory `{layout.data}` can't be used: {error.strerror or error}; check its owner, modes and free space"
+            ) from error
         listen = f"unix:{layout.operator_socket}"
         write_kernel_file(layout, listen)
         stack.callback(_withdraw_kernel_file, layout)

@@ -73,7 +73,7 @@ class Secrets:
             self._check_directory()
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
-            raise SecretsError(f"there is no secret `{name}`") from None
+            raise SecretsError(f"there is no secret `{name}`; see: ringfence secrets ls") from None
         except OSError as error:
             raise SecretsError(f"secret `{name}` can't be read: {_why(error)}") from None
         with os.fdopen(handle, "rb") as source:
@@ -107,7 +107,7 @@ class Secrets:
             self._path(name).unlink()
             self._fsync()
         except FileNotFoundError:
-            raise SecretsError(f"there is no secret `{name}`") from None
+            raise SecretsError(f"there is no secret `{name}`; see: ringfence secrets ls") from None
         except OSError as error:
             raise SecretsError(f"secret `{name}` can't be removed: {_why(error)}") from None
 

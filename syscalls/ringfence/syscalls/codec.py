@@ -195,13 +195,15 @@ def _normal(row: Row, value: Any, path: tuple[str, ...]) -> Any:
     """A free value with whole floats as integers; refuses what JSON or the depth limit can't take."""
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise InvalidRequest(f"arguments of `{row.action}`: `{'.'.join(path)}` is not a finite number")
+            raise InvalidRequest(
+                f"arguments of `{row.action}`: `{'.'.join(path)}` is not a finite number; give one"
+            )
         return int(value) if value.is_integer() and -_WHOLE_MAX < value < _WHOLE_MAX else value
     if not isinstance(value, (list, dict, tuple)):
         return value
     if len(path) > DEPTH_MAX:
         raise InvalidRequest(
-            f"arguments of `{row.action}`: `{path[0]}` is nested deeper than {DEPTH_MAX} levels"
+            f"arguments of `{row.action}`: `{path[0]}` is nested deeper than {DEPTH_MAX} levels; make it flatter"
         )
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value)
@@ -289,7 +291,7 @@ def _from_field(message: Message, proto: FieldDescriptor) -> Any:
 def _from_value(value: Any, depth: int) -> Any:
     """A `google.protobuf.Value` or `ListValue` as plain JSON."""
     if depth > DEPTH_MAX:
-        raise InvalidRequest(f"a value is nested deeper than {DEPTH_MAX} levels")
+        raise InvalidRequest(f"a value is nested deeper than {DEPTH_MAX} levels; make it flatter")
     if value.DESCRIPTOR.full_name == LIST_VALUE:
         return [_from_value(item, depth + 1) for item in value.values]
     kind = value.WhichOneof("kind")

@@ -300,7 +300,9 @@ def _table_of_node(node: Node) -> Table | None:
     if not isinstance(name, exp.Identifier):
         return None  # a function in FROM; judged as a function
     if node.args.get("catalog") is not None:
-        raise InvalidRequest("a table is named as `table` or `schema.table`, without a database before it")
+        raise InvalidRequest(
+            "a table is named as `table` or `schema.table`, without a database before it; name it so"
+        )
     schema = node.args.get("db")
     return table_of(_fold(schema) if isinstance(schema, exp.Identifier) else "", _fold(name))
 

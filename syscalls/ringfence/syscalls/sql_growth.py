@@ -39,7 +39,9 @@ def refuse_growth(lexed: Lexed, parameters: Sequence[Any]) -> None:
             continue
         name = token.value
         if name in _REFUSED:
-            raise InvalidRequest(f"the function `{name}` is refused: its result can be of any size")
+            raise InvalidRequest(
+                f"the function `{name}` is refused: its result can be of any size; write the array out"
+            )
         if name not in _SIZED:
             continue
         arguments = _arguments(lexed.tokens, at + 1)

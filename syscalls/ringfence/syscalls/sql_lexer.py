@@ -142,7 +142,7 @@ class _Lexer:
             if not self._skip():
                 self._take()
         if self._open:
-            raise InvalidRequest(f"the statement has a `{self._open[-1]}` that is not closed")
+            raise InvalidRequest(f"the statement has a `{self._open[-1]}` that is not closed; close it")
         while self._tokens and self._tokens[-1].value == ";" and self._tokens[-1].kind == "punct":
             self._tokens.pop()
         if any(token.kind == "punct" and token.value == ";" for token in self._tokens):
@@ -174,7 +174,7 @@ class _Lexer:
             opened = self._text.find("/*", self._at)
             closed = self._text.find("*/", self._at)
             if closed < 0:
-                raise InvalidRequest("the statement has a comment that is not closed")
+                raise InvalidRequest("the statement has a comment that is not closed; end it with `*/`")
             if 0 <= opened < closed:
                 depth += 1
                 self._at = opened + 2
@@ -211,13 +211,13 @@ class _Lexer:
     def _match(self, kind: Kind, pattern: re.Pattern[str], what: str) -> None:
         match = pattern.match(self._text, self._at)
         if match is None:
-            raise InvalidRequest(f"the statement has {what} that is not closed")
+            raise InvalidRequest(f"the statement has {what} that is not closed; close it, or use a parameter")
         self._add(kind, match[0], match[0])
 
     def _quoted(self) -> None:
         match = _QUOTED.match(self._text, self._at)
         if match is None:
-            raise InvalidRequest("the statement has an empty quoted name, or one that is not closed")
+            raise InvalidRequest("the statement has an empty quoted name, or one that is not closed; mend it")
         self._add("quoted", match[0][1:-1].replace('""', '"'), match[0])
 
     def _dollar(self) -> None:
@@ -229,7 +229,7 @@ class _Lexer:
         end = -1 if tag is None else self._text.find(tag[0], tag.end())
         if tag is None or end < 0:
             raise InvalidRequest(
-                "the statement has a `$` that begins neither a parameter nor a closed string"
+                "the statement has a `$` that begins neither a parameter nor a closed string; write parameters as `%s`"
             )
         body = self._text[self._at : end + len(tag[0])]
         self._add("string", body, body)
@@ -250,7 +250,9 @@ class _Lexer:
         pattern = _ESCAPED if prefix.lower() == "e" else _PLAIN
         match = pattern.match(self._text, self._at + len(prefix))
         if match is None:
-            raise InvalidRequest("the statement has a string that is not closed")
+            raise InvalidRequest(
+                "the statement has a string that is not closed; close it, or use a parameter"
+            )
         self._add("string", prefix + match[0], prefix + match[0])
 
     def _operator(self) -> None:
@@ -266,7 +268,7 @@ class _Lexer:
         if char in ")]":
             wanted = "(" if char == ")" else "["
             if not self._open or self._open.pop() != wanted:
-                raise InvalidRequest(f"the statement has a `{char}` too many")
+                raise InvalidRequest(f"the statement has a `{char}` too many; remove it")
         self._add("punct", char, char)
         if char in "([":
             self._open.append(char)
@@ -274,7 +276,7 @@ class _Lexer:
     def _add(self, kind: Kind, value: str, text: str) -> None:
         if kind in ("word", "quoted") and len(value.encode()) > NAME_BYTES_MAX:
             raise InvalidRequest(
-                f"`{value[:20]}…` is longer than {NAME_BYTES_MAX} bytes, which no name may be"
+                f"`{value[:20]}…` is longer than {NAME_BYTES_MAX} bytes, which no name may be; shorten it"
             )
         self._tokens.append(Token(kind, value, self._size, self._size + len(text), len(self._open)))
         self._emit(text)

@@ -91,10 +91,12 @@ class _Cutter:
                 raise InvalidRequest("a truncate of several tables is refused; make one call for each")
             if token.is_word("cascade"):
                 raise InvalidRequest(
-                    "`truncate … cascade` is refused: it would empty tables that it doesn't name"
+                    "`truncate … cascade` is refused: it would empty tables that it doesn't name; truncate each by itself"
                 )
             if token.is_word("restart"):
-                raise InvalidRequest("`restart identity` is refused: a sequence can't be put back")
+                raise InvalidRequest(
+                    "`restart identity` is refused: a sequence can't be put back; leave it out"
+                )
             if not token.is_word("continue", "identity", "restrict"):
                 raise InvalidRequest(f"`{token.value}` is not understood in a truncate; leave it out")
             self._at += 1
@@ -237,6 +239,8 @@ class _Cutter:
     def _name(self) -> str:
         token = self._token()
         if not token.is_name:
-            raise InvalidRequest(f"`{token.value}` stands where a name is expected")
+            raise InvalidRequest(
+                f"`{token.value}` stands where a name is expected; put a name there, in double quotes if it is a keyword"
+            )
         self._at += 1
         return token.value

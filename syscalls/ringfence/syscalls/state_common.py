@@ -26,7 +26,7 @@ def check_key(key: str) -> str:
     """
     size = len(key.encode())
     if not 1 <= size <= KEY_BYTES_MAX:
-        raise InvalidRequest(f"a state key has 1 to {KEY_BYTES_MAX} bytes, this one has {size}")
+        raise InvalidRequest(f"a state key has 1 to {KEY_BYTES_MAX} bytes, this one has {size}; give another")
     try:
         check_text(key, "state key")
     except PatternError as error:

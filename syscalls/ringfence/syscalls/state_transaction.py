@@ -35,7 +35,7 @@ def plan(arguments: Arguments, env: Env) -> Plan:
     del env
     count = len(arguments.reads) + len(arguments.puts) + len(arguments.deletes)
     if not 1 <= count <= KEYS_MAX:
-        raise InvalidRequest(f"a transaction names 1 to {KEYS_MAX} keys, this one {count}")
+        raise InvalidRequest(f"a transaction names 1 to {KEYS_MAX} keys, this one {count}; split it")
     questions: list[Question] = []
     for key, version in arguments.reads.items():
         check_version(f"reads.{check_key(key)}", version)

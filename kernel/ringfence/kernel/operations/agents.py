@@ -213,7 +213,9 @@ async def pause(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
     """Freeze."""
     thread = await kernel.thread(name)
     if thread.state in FINAL_STATES:
-        raise conflict(f"`{thread.id}` is {thread.state}; there is nothing to pause")
+        raise conflict(
+            f"`{thread.id}` is {thread.state}; there is nothing to pause; see: ringfence show {thread.id}"
+        )
     await kernel.processes.pause(thread)
     await kernel.core.operator_event("operator.pause", thread.id, operator=operator)
     return _short(kernel, thread)

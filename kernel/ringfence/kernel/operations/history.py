@@ -131,7 +131,7 @@ async def rollback(
             "state": thread.state,
         }
     if thread.fenced:
-        raise conflict(f"another kernel owns `{thread.id}` now; nothing was changed")
+        raise conflict(f"another kernel owns `{thread.id}` now; nothing was changed, connect to that one")
     try:
         undo, facts = await kernel.rollback.execute(thread, cut, wanted, operator)
     except (SnapshotError, WorkspaceError) as error:
@@ -164,9 +164,18 @@ async def diff(kernel: Kernel, name: str, start: str, end: str) -> dict[str, Any
         point = point_of(row)
         if point is None or point["kind"] not in ("workspace", "rollback"):
             continue
+        if _went_back(row) and low < row.step - 1:
+            if end and high == row.step - 1:
+                raise bad_usage(
+                    f"`{end}` is of the branch that was left; give it as `--from` to see what went back"
+                )
+            # Its point is of the branch it left; on this one it brought back what stood after the step it went to.
+            continue
         manifest = await asyncio.to_thread(thread.environment.snapshots.load, point["id"])
         if manifest is None:
-            raise conflict(f"the rollback point {point['id']} is gone from the store")
+            raise conflict(
+                f"the rollback point {point['id']} is gone from the store; see: ringfence points verify {thread.id}"
+            )
         for entry in manifest.paths:
             (before if row.step <= high else later).setdefault(entry.path, entry)
     changes = [
@@ -176,6 +185,14 @@ async def diff(kernel: Kernel, name: str, start: str, end: str) -> dict[str, Any
         is not None
     ]
     return {"changes": changes}
+
+
+def _went_back(row: StoredRow) -> bool:
+    """Whether a row is of a whole rollback, which begins a branch; one of a single path is a change like others."""
+    if row.action != "rollback":
+        return False
+    result: dict[str, Any] = json.loads(row.body)["result"]
+    return result.get("branch") != result.get("left_branch")
 
 
 def _change(thread: Thread, path: str, before: Any, later: Any) -> dict[str, Any] | None:
@@ -225,7 +242,7 @@ async def resolve(
 ) -> dict[str, Any]:
     """Settle a call whose outcome is unknown; the agent goes on from there."""
     if outcome not in ("done", "not-done"):
-        raise bad_usage(f"`{outcome}` is neither `done` nor `not-done`")
+        raise bad_usage(f"`{outcome}` is neither `done` nor `not-done`; give one of them")
     if result and outcome != "done":
         raise bad_usage("a call that did not happen has no result; leave `--result` out")
     thread = await kernel.thread(name)
@@ -250,7 +267,9 @@ async def _unsettled(kernel: Kernel, thread: Thread, step: int) -> StoredRow:
             reason="NoSuchStep",
         )
     if held.outcome != "unknown":
-        raise conflict(f"step {step} of `{thread.id}` is settled already: its outcome is {held.outcome}")
+        raise conflict(
+            f"step {step} of `{thread.id}` is settled already: its outcome is {held.outcome}; see: ringfence steps {thread.id}"
+        )
     return held
 
 
@@ -310,7 +329,7 @@ async def audit(kernel: Kernel, name: str, since: str) -> AsyncIterator[dict[str
     try:
         moment = datetime.fromisoformat(since) if since else None
     except ValueError:
-        raise bad_usage(f"`{since}` is no time in RFC 3339, such as 2026-01-31T12:00:00Z") from None
+        raise bad_usage(f"`{since}` is no time in RFC 3339; write it as 2026-01-31T12:00:00Z") from None
     async for record in export(kernel.core.store, chain, moment):
         yield record
 

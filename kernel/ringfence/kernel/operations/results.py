@@ -27,7 +27,9 @@ def settled_result(table: Mapping[str, Row], action: str, text: str) -> Any:
     """
     row = table.get(action)
     if row is None:
-        raise conflict(f"this release has no syscall `{action}`, so the agent could not take its result")
+        raise conflict(
+            f"this release has no syscall `{action}`, so the agent could not take its result; roll back to before the step, or use the release that made it"
+        )
     shape = ", ".join(f"{field.name}: {_name(field.type)}" for field in msgspec.structs.fields(row.result))
     fitting = (
         f"`{action}` returns {{{shape}}}; give an object with some of these keys, or leave `--result` out"

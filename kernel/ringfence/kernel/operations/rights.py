@@ -57,7 +57,9 @@ def _chosen(grants: list[GrantRecord], wanted: str) -> list[GrantRecord]:
     try:
         rules = select_rules(wanted, [parse_rule(g.rule, g.verdict, rule_id=g.id) for g in grants])
     except ManifestError as error:
-        raise bad_usage(f"`{wanted}` names no permission: {error}", "BadRule") from error
+        raise bad_usage(
+            f"`{wanted}` names no permission: {error}; see: ringfence show AGENT", "BadRule"
+        ) from error
     chosen = {rule.id for rule in rules}
     return [g for g in grants if g.id in chosen]
 
@@ -80,11 +82,11 @@ async def revoke(
     record = await kernel.record(name)
     grants = await kernel.core.store.grants(record.key)
     if everything == bool(wanted):
-        raise bad_usage("name one rule or grant, or say --all")
+        raise bad_usage("name one rule or grant, or say --all; see: ringfence show AGENT")
     chosen = grants if everything else _chosen(grants, wanted)
     if not chosen and not everything:
         held = "; ".join(f"{g.id} {g.rule}" for g in grants) or "none"
-        text = f"`{record.id}` has no permission `{wanted}`; it has: {held}"
+        text = f"`{record.id}` has no permission `{wanted}`; it has: {held}; name one of these"
         raise Problem(text, exit_code=4, reason="NoSuchGrant")
     epoch, revoked = await kernel.core.store.revoke(
         record.key, None if everything else [g.id for g in chosen]

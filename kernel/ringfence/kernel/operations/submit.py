@@ -124,7 +124,9 @@ def check_manifest(kernel: Kernel, text: str, source: str) -> Manifest:
         Problem: every mistake with line and column.
     """
     if len(text.encode()) > MANIFEST_BYTES_MAX:
-        raise bad_usage(f"the manifest is longer than {MANIFEST_BYTES_MAX} bytes", "BadManifest")
+        raise bad_usage(
+            f"the manifest is longer than {MANIFEST_BYTES_MAX} bytes; make it shorter", "BadManifest"
+        )
     try:
         manifest = parse_manifest(text, source)
     except ManifestError as error:
@@ -145,7 +147,7 @@ def check_manifest(kernel: Kernel, text: str, source: str) -> Manifest:
             text = f"{source}: `sandbox.mounts` shows a directory at its own path in this release; write `target: {mount.source}`"
             raise bad_usage(text, "BadManifest")
         if not Path(mount.source).is_dir():
-            text = f"{source}: `sandbox.mounts` names `{mount.source}`, which is no directory on this host"
+            text = f"{source}: `sandbox.mounts` names `{mount.source}`, which is no directory on this host; make it, or leave the mount out"
             raise bad_usage(text, "BadManifest")
     return manifest
 
@@ -159,7 +161,9 @@ async def _receive(frames: AsyncIterator[pb.SubmitRequest], staging: Path) -> Pa
                 raise bad_usage("after its header a submission has only parts of the workspace")
             size += len(frame.workspace)
             if size > WORKSPACE_BYTES_MAX:
-                raise bad_usage(f"the workspace is larger than {WORKSPACE_BYTES_MAX} bytes")
+                raise bad_usage(
+                    f"the workspace is larger than {WORKSPACE_BYTES_MAX} bytes; leave large data out of it"
+                )
             try:
                 await asyncio.to_thread(file.write, frame.workspace)
             except OSError as error:

@@ -109,20 +109,20 @@ async def check_functions(session: Session, statement: Statement) -> None:
         found = (await session.query(query, [sorted(names)])).rows if names else []
         if found:
             raise InvalidRequest(
-                f"the {what} `{found[0][0]}.{found[0][1]}` is user-defined; these are refused in this release"
+                f"the {what} `{found[0][0]}.{found[0][1]}` is user-defined; these are refused in this release, leave it out"
             )
 
 
 def _check_function(schema: str, name: str, volatility: str, harmless: frozenset[str]) -> None:
     if schema != "pg_catalog":
         raise InvalidRequest(
-            f"the function `{schema}.{name}` is user-defined; these are refused in this release"
+            f"the function `{schema}.{name}` is user-defined; these are refused in this release, leave it out"
         )
     if name in harmless or name in _KNOWN_GOOD:
         return
     if volatility == "v" or name in _REFUSED or name.startswith(_REFUSED_PREFIXES):
         raise InvalidRequest(
-            f"the function `{name}` is refused: it does more than compute from its arguments"
+            f"the function `{name}` is refused: it does more than compute from its arguments; leave it out"
         )
 
 

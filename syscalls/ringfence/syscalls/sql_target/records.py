@@ -97,7 +97,11 @@ def record_from(extra: Mapping[str, Any]) -> Record:
     try:
         record = msgspec.convert(extra, type=Record)
     except msgspec.ValidationError as error:
-        raise SnapshotFailed(f"the record of a write can't be read: {error}") from None
+        raise SnapshotFailed(
+            f"the record of a write can't be read: {error}; see: ringfence points verify"
+        ) from None
     if record.kind != KIND:
-        raise SnapshotFailed(f"the record of a write is of kind `{record.kind}`, not `{KIND}`")
+        raise SnapshotFailed(
+            f"the record of a write is of kind `{record.kind}`, not `{KIND}`; see: ringfence points verify"
+        )
     return record

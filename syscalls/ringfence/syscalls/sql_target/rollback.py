@@ -209,7 +209,9 @@ def check_resources(records: Sequence[Record], resource: str) -> None:
     """
     for record in records:
         if record.resource != resource:
-            raise SnapshotFailed(f"a record of `{record.resource}` can't be rolled back in `{resource}`")
+            raise SnapshotFailed(
+                f"a record of `{record.resource}` can't be rolled back in `{resource}`; declare it under its old name"
+            )
 
 
 def other_database(resource: str) -> Conflict:

@@ -315,7 +315,9 @@ def target_errors(resource: SqlResource) -> Generator[None]:
     except psycopg.Error as error:
         raise answered(name, error) from None
     except UnicodeDecodeError:
-        raise CallFailed(f"`{name}` answered with a text that is no UTF-8") from None
+        raise CallFailed(
+            f"`{name}` answered with a text that is no UTF-8; leave that column out, or encode it in the statement"
+        ) from None
 
 
 def _unreachable(name: str, error: psycopg.Error) -> SyscallError:

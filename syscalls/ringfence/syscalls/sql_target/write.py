@@ -140,7 +140,7 @@ async def _attempt(job: _Job) -> Written:
     session, statement = job.session, job.statement
     target = statement.target
     if target is None or statement.write is None:
-        raise InvalidRequest("the statement names no table to write to")
+        raise InvalidRequest("the statement names no table to write to; name one")
     truncates = statement.kind is Kind.TRUNCATE
     await lock_table(session, target, "access exclusive" if truncates else "row exclusive")
     info = await inspect(session, target, statement.kind)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import signal
 import subprocess
 import sys
@@ -11,16 +10,17 @@ from pathlib import Path
 
 import pytest
 from ringfence.syscalls.base import Rerun
+from support import fs_world as fs
 
 pytestmark = pytest.mark.fault
 
-_HELPERS = Path(__file__).parents[1] / "unit" / "fs"
+_HELPERS = Path(__file__).parents[1]
 
 _PROGRAM = """
 import asyncio, os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {helpers!r})
-from world import World
+from support.fs_world import World
 
 world = World(Path({base!r}))
 left = {unlinks}
@@ -51,17 +51,8 @@ asyncio.run(body.run(call, given))
 """
 
 
-@pytest.fixture(scope="session")
-def fs():
-    spec = importlib.util.spec_from_file_location("fs_world_fault", _HELPERS / "world.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fs_world_fault"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def world(fs, tmp_path):
+def world(tmp_path):
     made = fs.World(tmp_path)
     (made.live / "d/e/f").mkdir(parents=True)
     for name in ("d/1", "d/2", "d/e/3", "d/e/f/4"):
@@ -90,7 +81,7 @@ CHANGES = [
 
 @pytest.mark.parametrize(("action", "resource", "arguments"), CHANGES)
 @pytest.mark.parametrize("kill_at", ["before_effect", "after_effect"])
-def test_killed_around_the_effect(fs, world, tmp_path, action, resource, arguments, kill_at):
+def test_killed_around_the_effect(world, tmp_path, action, resource, arguments, kill_at):
     before = fs.picture(world.live)
     killed(tmp_path, action, arguments, kill_at=kill_at)
     after = fs.picture(world.live)
@@ -109,7 +100,7 @@ def test_killed_around_the_effect(fs, world, tmp_path, action, resource, argumen
 
 
 @pytest.mark.parametrize("unlinks", range(1, 8))
-def test_killed_inside_a_removal(fs, world, tmp_path, unlinks):
+def test_killed_inside_a_removal(world, tmp_path, unlinks):
     before = fs.picture(world.live)
     arguments = {"path": "d", "recursive": True}
     killed(tmp_path, "fs.delete", arguments, unlinks=unlinks)
@@ -122,7 +113,7 @@ def test_killed_inside_a_removal(fs, world, tmp_path, unlinks):
     assert fs.picture(world.live) == before
 
 
-def test_killed_while_freeing_what_has_gone(fs, world, tmp_path):
+def test_killed_while_freeing_what_has_gone(world, tmp_path):
     before = fs.picture(world.live)
     arguments = {"path": "d", "recursive": True}
     killed(tmp_path, "fs.delete", arguments, freeing=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.counter import Counter
 from support.kernels import KernelProcess, eventually
+from support.target import Target
 
 pytestmark = [
     pytest.mark.fault,
@@ -174,9 +174,9 @@ def passes(name: str, point: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def counters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Counter, Counter]]:
+def counters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Target, Target]]:
     directory = tmp_path_factory.mktemp("counters")
-    both = Counter(directory / "keyed"), Counter(directory / "plain")
+    both = Target(directory / "keyed"), Target(directory / "plain")
     yield both
     for counter in both:
         counter.close()
@@ -184,7 +184,7 @@ def counters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Counter
 
 @pytest.fixture(scope="module")
 def kernel(
-    tmp_path_factory: pytest.TempPathFactory, counters: tuple[Counter, Counter]
+    tmp_path_factory: pytest.TempPathFactory, counters: tuple[Target, Target]
 ) -> Iterator[KernelProcess]:
     keyed, plain = counters
     data = tmp_path_factory.mktemp("k") / "data"
@@ -208,9 +208,7 @@ def target_of(data: Path) -> Any:
 class Matrix:
     """All jobs of one cell column: submitted, stopped at one failpoint, killed, finished, counted."""
 
-    def __init__(
-        self, kernel: KernelProcess, counters: tuple[Counter, Counter], point: str, tag: str
-    ) -> None:
+    def __init__(self, kernel: KernelProcess, counters: tuple[Target, Target], point: str, tag: str) -> None:
         self.kernel = kernel
         self.keyed, self.plain = counters
         self.point = point
@@ -315,7 +313,9 @@ class Matrix:
         if name == "delete":
             assert not (live / "tree").exists(), where
         if name == "keyed":
-            keys = {d["key"] for d in self.keyed.deliveries(f"/keyed/{self.ids[name]}")}
+            keys = {
+                d["headers"].get("idempotency-key") for d in self.keyed.deliveries(f"/keyed/{self.ids[name]}")
+            }
             assert len(keys) == 1, where
             assert None not in keys, where
         if name == "unknown":
@@ -372,7 +372,7 @@ class Matrix:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_kernel_is_killed(kernel: KernelProcess, counters: tuple[Counter, Counter], point: str) -> None:
+def test_kernel_is_killed(kernel: KernelProcess, counters: tuple[Target, Target], point: str) -> None:
     matrix = Matrix(kernel, counters, point, "kernel")
     matrix.submit()
     matrix.await_hits()
@@ -385,7 +385,7 @@ def test_kernel_is_killed(kernel: KernelProcess, counters: tuple[Counter, Counte
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_every_agent_is_killed(kernel: KernelProcess, counters: tuple[Counter, Counter], point: str) -> None:
+def test_every_agent_is_killed(kernel: KernelProcess, counters: tuple[Target, Target], point: str) -> None:
     matrix = Matrix(kernel, counters, point, "agent")
     matrix.submit()
     matrix.await_hits()

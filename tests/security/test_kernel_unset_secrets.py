@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ringfence.agent import NoSuchResource
+from support.kernels import Refused
 from support.scenes import Scene, console, scene_of_its_own
 from support.target import Target
 
@@ -97,3 +98,19 @@ def test_a_secret_that_is_no_text_leaves_its_resource_unavailable(scene: Scene, 
     # An empty DSN would lead the driver to whatever its defaults are.
     refused = held.refused(NoSuchResource, lambda: held.rf.sql.query("crm", "select 1"))
     assert "nothing but blanks" in str(refused)
+
+
+def test_a_directory_that_others_may_enter_is_the_hosts_fault(scene: Scene, target: Target) -> None:
+    scene.operator.ask("SecretSet", name="api-token", value=b"token-1")
+    (scene.kernel.data / "secrets").chmod(0o711)
+    with pytest.raises(Refused, match="is open to other users") as refused:
+        scene.operator.ask("SecretSet", name="api-token", value=b"token-2")
+    assert refused.value.exit_code == 1
+    with pytest.raises(Refused, match="no secret `none`; see: ringfence secrets ls") as refused:
+        scene.operator.ask("SecretRemove", name="none")
+    assert refused.value.exit_code == 4
+    scene.operator.ask("Reload")
+    held = scene.hold(allow=[f'http.get: "{target.base}/**"'])
+    unavailable = held.refused(NoSuchResource, lambda: held.rf.http.get(f"{target.base}/open/ok"))
+    assert "is open to other users" in str(unavailable)
+    assert target.deliveries("/open/ok") == []

@@ -137,7 +137,7 @@ def prepare(settings: Settings) -> Layout:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         if data.stat().st_uid != os.geteuid():
             raise StartError(
-                f"the data directory `{data}` belongs to another user; choose one of your own with --data"
+                f"the data directory `{data}` belongs to another user; choose one of your own with --data", 3
             )
         # The embedded server of a root kernel has a uid of its own: it passes through, but can't list.
         data.chmod(0o711 if os.geteuid() == 0 else 0o700)
@@ -149,7 +149,7 @@ def prepare(settings: Settings) -> Layout:
             run_dir = short_run_dir(data)
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if run_dir.stat().st_uid != os.geteuid() or run_dir.is_symlink():
-            raise StartError(f"`{run_dir}` belongs to another user; remove it or choose a shorter --data")
+            raise StartError(f"`{run_dir}` belongs to another user; remove it or choose a shorter --data", 3)
         run_dir.chmod(0o700)
     except OSError as error:
         raise StartError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ringfence.kernel.secrets import Secrets, SecretsError
+from ringfence.kernel.secrets import NoSuchSecret, Secrets, SecretsError
 from ringfence.policy.kernel_file import KernelFile, parse_kernel_file
 from ringfence.policy.problems import ManifestError
 from ringfence.policy.resources import ResourceDecl, SecretRef
@@ -112,9 +112,9 @@ def _reveal(value: str | SecretRef, secrets: Secrets) -> str:
     name = value.secret
     hint = f"the operator sets it: ringfence secrets set {name}"
     try:
-        if name not in secrets.list():
-            raise _SecretMissing(f"secret `{name}` is not set; {hint}")
         text = secrets.get(name).decode("utf-8").strip()
+    except NoSuchSecret:
+        raise _SecretMissing(f"secret `{name}` is not set; {hint}") from None
     except SecretsError as error:
         raise _SecretMissing(f"{error}; {hint}") from None
     except UnicodeDecodeError:

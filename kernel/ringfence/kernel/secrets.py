@@ -17,6 +17,14 @@ class SecretsError(Exception):
     """A secret can't be kept or read. `str()` is one line; it never holds a value."""
 
 
+class BadSecret(SecretsError):
+    """The name or the value can't be one of a secret."""
+
+
+class NoSuchSecret(SecretsError):
+    """There is none of that name."""
+
+
 class Secrets:
     """A directory of secrets. Values pass through `set` and `get` only; nothing else shows or logs them.
 
@@ -38,13 +46,11 @@ class Secrets:
         """
         path = self._path(name)
         if not value:
-            raise SecretsError(
+            raise BadSecret(
                 f"the value of secret `{name}` is empty: give one, or remove it with `secrets rm`"
             )
         if len(value) > MAX_BYTES:
-            raise SecretsError(
-                f"the value of secret `{name}` has {len(value)} bytes: at most {MAX_BYTES} fit"
-            )
+            raise BadSecret(f"the value of secret `{name}` has {len(value)} bytes: at most {MAX_BYTES} fit")
         try:
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._check_directory()
@@ -73,7 +79,7 @@ class Secrets:
             self._check_directory()
             handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
-            raise SecretsError(f"there is no secret `{name}`; see: ringfence secrets ls") from None
+            raise NoSuchSecret(f"there is no secret `{name}`; see: ringfence secrets ls") from None
         except OSError as error:
             raise SecretsError(f"secret `{name}` can't be read: {_why(error)}") from None
         with os.fdopen(handle, "rb") as source:
@@ -107,13 +113,13 @@ class Secrets:
             self._path(name).unlink()
             self._fsync()
         except FileNotFoundError:
-            raise SecretsError(f"there is no secret `{name}`; see: ringfence secrets ls") from None
+            raise NoSuchSecret(f"there is no secret `{name}`; see: ringfence secrets ls") from None
         except OSError as error:
             raise SecretsError(f"secret `{name}` can't be removed: {_why(error)}") from None
 
     def _path(self, name: str) -> Path:
         if _NAME.fullmatch(name) is None:
-            raise SecretsError(
+            raise BadSecret(
                 "a secret's name has letters, digits, `-` and `_`, starts with a letter or digit, "
                 "and has at most 64 characters"
             )

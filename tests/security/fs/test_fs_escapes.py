@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from fs_world import picture
 from ringfence.syscalls import errors
+from support.fs_world import picture
 
 REFUSALS = (errors.InvalidRequest, errors.Denied, errors.Conflict, errors.NoSuchResource)
 

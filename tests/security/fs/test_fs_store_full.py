@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-_WORLD = Path(__file__).parents[2] / "unit" / "fs"
+_WORLD = Path(__file__).parents[2]
 
 _PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {helpers!r})
-from world import World, picture
+from support.fs_world import World, picture
 from ringfence.syscalls import errors
 
 world = World(Path({base!r}))

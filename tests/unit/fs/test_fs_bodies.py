@@ -7,8 +7,8 @@ import os
 
 import msgspec
 import pytest
-from fs_world import ALLOW_ALL, picture
 from ringfence.syscalls import errors, fs_common
+from support.fs_world import ALLOW_ALL, picture
 
 
 async def test_write_read_append_stat_list_move_delete(world):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fs_world import picture
 from ringfence.syscalls import errors
 from ringfence.syscalls.base import Rerun
+from support.fs_world import picture
 
 CHANGES = {
     "fs.write": {"path": "a/b/f", "data": b"new"},

@@ -8,10 +8,10 @@ import stat
 import tempfile
 from pathlib import Path
 
-from fs_world import World, picture
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ringfence.syscalls import errors
+from support.fs_world import World, picture
 
 NAMES = st.sampled_from(["a", "b", "ü", "d", "x y"])
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)

@@ -12,7 +12,7 @@ from ringfence.kernel.operations.kernel import Kernel, rfc3339
 from ringfence.kernel.problems import Problem, bad_usage
 from ringfence.kernel.resources import ResourceError, Resources
 from ringfence.kernel.revocation import settle_affected
-from ringfence.kernel.secrets import SecretsError
+from ringfence.kernel.secrets import BadSecret, NoSuchSecret, SecretsError
 
 
 async def status(kernel: Kernel) -> dict[str, Any]:
@@ -91,7 +91,7 @@ async def secret_set(kernel: Kernel, name: str, value: bytes, operator: str) -> 
     try:
         kernel.secrets.set(name, value)
     except SecretsError as error:
-        raise bad_usage(str(error), "BadSecret") from error
+        raise _secret_problem(error) from error
     resources = kernel.ownership.resources.fill(name, kernel.secrets)
     await kernel.core.operator_event("operator.secret_set", name, operator=operator, resources=resources)
     return {"name": name, "resources": resources}
@@ -102,7 +102,7 @@ async def secret_remove(kernel: Kernel, name: str, operator: str) -> dict[str, A
     try:
         kernel.secrets.remove(name)
     except SecretsError as error:
-        raise Problem(str(error), exit_code=4, reason="NoSuchSecret") from error
+        raise _secret_problem(error) from error
     resources = kernel.ownership.resources.fill(name, kernel.secrets)
     await kernel.core.operator_event("operator.secret_remove", name, operator=operator, resources=resources)
     return {"name": name, "resources": resources}
@@ -110,4 +110,16 @@ async def secret_remove(kernel: Kernel, name: str, operator: str) -> dict[str, A
 
 def secret_list(kernel: Kernel) -> dict[str, Any]:
     """Names alone."""
-    return {"secrets": kernel.secrets.list()}
+    try:
+        return {"secrets": kernel.secrets.list()}
+    except SecretsError as error:
+        raise _secret_problem(error) from error
+
+
+def _secret_problem(error: SecretsError) -> Problem:
+    """A name or value that is wrong is the operator's; a directory that can't be used is the host's."""
+    if isinstance(error, BadSecret):
+        return bad_usage(str(error), "BadSecret")
+    if isinstance(error, NoSuchSecret):
+        return Problem(str(error), exit_code=4, reason="NoSuchSecret")
+    return Problem(str(error), exit_code=1, reason="SecretsError")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, cast, get_origin
+from typing import Any, cast, get_args, get_origin
 
 import msgspec
 from ringfence.kernel.problems import bad_usage, conflict
@@ -56,10 +56,16 @@ def _neutral(row: Row) -> dict[str, Any]:
     if row.action.startswith("http."):
         return {"status": 200, "headers": {"ringfence-resolved": "done"}, "body": ""}
     return {
-        field.name: "" if field.type is bytes else (get_origin(field.type) or field.type)()
+        field.name: _neutral_of(field.type)
         for field in msgspec.structs.fields(row.result)
         if field.required and row.recovery is not Recovery.REPEAT
     }
+
+
+def _neutral_of(kind: Any) -> Any:
+    if type(None) in get_args(kind):
+        return None
+    return "" if kind is bytes else (get_origin(kind) or kind)()
 
 
 def _name(kind: Any) -> str:

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 EVERY_S = 30.0
 HEADS_PER_ROW = 500
 LINE_BYTES_MAX = 64 << 10
-_NEW_KEY = "restore it from your copy, or move `{anchors}` away to begin a new one with the key as it is"
+_NEW_KEY = "restore it from your copy, or move `{anchors}` away to begin a new file"
 
 
 class AnchorError(JournalError):

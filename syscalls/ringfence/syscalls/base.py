@@ -28,7 +28,6 @@ from ringfence.policy.types import Resource, Verdict
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.types import Limits, Sandbox
 from ringfence.sandbox.workspace import Workspace
-from ringfence.syscalls.errors import NoSuchResource, OutcomeUnknown
 from ringfence.syscalls.lent import Lent
 
 
@@ -179,16 +178,6 @@ class SqlResource:
 
     def __repr__(self) -> str:
         return f"SqlResource(name={self.name!r}, unavailable={self.unavailable!r})"
-
-
-def refuse_unavailable(resource: HttpResource | SqlResource) -> None:
-    """Refuse a resource that can't be used, for want of its secret.
-
-    Raises:
-        NoSuchResource: it is unavailable; the message says why and what to do.
-    """
-    if resource.unavailable:
-        raise NoSuchResource(f"resource `{resource.name}` is unavailable: {resource.unavailable}")
 
 
 class NeedsApproval(Exception):
@@ -405,15 +394,3 @@ class Call(Protocol):
             Fenced: the lease has run out.
         """
         ...
-
-
-def outcome_unknown(call: Call, what: str, **metadata: str) -> OutcomeUnknown:
-    """The error for a call of which nobody can say whether it happened, with the command that settles it.
-
-    Args:
-        call: the call.
-        what: what is known, and what to look at.
-        metadata: facts as strings.
-    """
-    settle = f"settle it: ringfence resolve {call.env.agent} {call.step} --as done|not-done"
-    return OutcomeUnknown(f"{what}; {settle}", **metadata)

@@ -15,7 +15,8 @@ from ringfence.sandbox.names import shown
 from ringfence.sandbox.snapshots import PointManifest, SnapshotError
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import errors, fs_common
-from ringfence.syscalls.base import Call, Effect, Env, Question, outcome_unknown
+from ringfence.syscalls.base import Call, Effect, Env, Question
+from ringfence.syscalls.refusals import outcome_unknown
 
 _MOST_RECORDED = 1000
 _MOST_COVERS = 256

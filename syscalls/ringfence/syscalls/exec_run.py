@@ -19,7 +19,8 @@ from ringfence.sandbox.names import WORKSPACE, shown
 from ringfence.sandbox.types import CommandResult, CommandSpec, ExitReason, SandboxError
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import errors, exec_changes, exec_output, fs_common
-from ringfence.syscalls.base import Call, Env, NeedsApproval, Plan, Question, Rerun, outcome_unknown
+from ringfence.syscalls.base import Call, Env, NeedsApproval, Plan, Question, Rerun
+from ringfence.syscalls.refusals import outcome_unknown
 
 _ENDED_BY_ITSELF = {ExitReason.EXIT, ExitReason.SIGNAL}
 _MOST_ARGUMENT_BYTES = 128 << 10

@@ -17,7 +17,8 @@ from ringfence.sandbox.records import PathInfo
 from ringfence.sandbox.snapshots import PointManifest, PointPath, SnapshotError
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import errors
-from ringfence.syscalls.base import Call, Env, Question, Rerun, outcome_unknown
+from ringfence.syscalls.base import Call, Env, Question, Rerun
+from ringfence.syscalls.refusals import outcome_unknown
 
 T = TypeVar("T")
 

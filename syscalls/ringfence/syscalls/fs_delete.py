@@ -11,8 +11,9 @@ from ringfence.sandbox.names import WORKSPACE, shown
 from ringfence.sandbox.snapshots import PointManifest
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import errors, fs_common
-from ringfence.syscalls.base import Call, Env, Plan, Question, Rerun, outcome_unknown
+from ringfence.syscalls.base import Call, Env, Plan, Question, Rerun
 from ringfence.syscalls.fs_common import Change
+from ringfence.syscalls.refusals import outcome_unknown
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, quote_plus
 
 import httpx
-from ringfence.syscalls.base import Call, Effect, HttpResource, outcome_unknown
+from ringfence.syscalls.base import Call, Effect, HttpResource
 from ringfence.syscalls.errors import CallFailed, InvalidRequest, OutcomeUnknown, SnapshotFailed
+from ringfence.syscalls.refusals import outcome_unknown
 
 if TYPE_CHECKING:
     import ssl

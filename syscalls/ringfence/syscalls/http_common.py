@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final
 from ringfence.policy.canonical import UrlParts, canonical_port, canonical_url, split_url
 from ringfence.policy.matcher import match_url_path
 from ringfence.policy.problems import PatternError
-from ringfence.syscalls.base import Effect, Env, HttpResource, Plan, Question, refuse_unavailable
+from ringfence.syscalls.base import Effect, Env, HttpResource, Plan, Question
 from ringfence.syscalls.errors import InvalidRequest, NoSuchResource
+from ringfence.syscalls.refusals import refuse_unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -12,8 +12,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import sqlglot
-from ringfence.syscalls.base import Env, Question, SqlResource, refuse_unavailable
+from ringfence.syscalls.base import Env, Question, SqlResource
 from ringfence.syscalls.errors import InvalidRequest, NoSuchResource
+from ringfence.syscalls.refusals import refuse_unavailable
 from ringfence.syscalls.sql_lexer import Lexed, Token, lex
 from ringfence.syscalls.sql_shape import WriteShape, shape_of_write
 from sqlglot import exp

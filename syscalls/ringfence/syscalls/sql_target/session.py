@@ -18,8 +18,8 @@ import psycopg
 from psycopg import AsyncConnection, AsyncRawCursor, errors
 from psycopg.adapt import AdaptersMap, Loader
 from psycopg.pq import TransactionStatus
-from ringfence.syscalls.base import refuse_unavailable
 from ringfence.syscalls.errors import CallFailed, Conflict, Deadline, InvalidRequest, SyscallError
+from ringfence.syscalls.refusals import refuse_unavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from ringfence.sandbox.snapshots import SnapshotError
-from ringfence.syscalls.base import Call, Rerun, SqlResource, outcome_unknown
+from ringfence.syscalls.base import Call, Rerun, SqlResource
 from ringfence.syscalls.errors import CallFailed, Conflict, InvalidRequest, OutcomeUnknown, SnapshotFailed
+from ringfence.syscalls.refusals import outcome_unknown
 from ringfence.syscalls.sql_common import Kind, Statement
 from ringfence.syscalls.sql_target.catalog import check_functions, judge_plan
 from ringfence.syscalls.sql_target.outcome import SETTLE_S, Status, identify, settle

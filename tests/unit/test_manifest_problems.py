@@ -156,9 +156,9 @@ def test_one_problem_has_its_place_and_remedy(tail: str, place: tuple[int, int],
 
 
 def test_what_comes_later_is_named_in_the_same_round() -> None:
-    found = problems(HEAD + "  schedule: {cron: '0 0 * * *'}\n  priority: urgent\n  serve: {}\n")
+    found = problems(HEAD + "  delegates: [worker]\n  priority: urgent\n  serve: {}\n")
     assert [text.partition(";")[0] for _, _, text in found] == [
-        "`schedule` is not supported in this release",
+        "`delegates` is not supported in this release",
         "`spec.priority` is `urgent`",
         "`serve` is not supported in this release",
     ]

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
+import psycopg
 import pytest
 from ringfence.kernel.mailboxes import CHANNEL, Mailboxes
 from ringfence.kernel.operations import rights
@@ -176,7 +177,6 @@ async def test_a_message_for_another_kernels_agent_is_announced_to_it(post: Post
     store = post.heart.core.store
     other, _ = await store.register_kernel(host="other", pid=1, boot_id="b", data_dir="/o", lease_s=600)
     await store.set_agent(bob.key, state="running")
-    import psycopg
 
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         await connection.execute("update agents set owner = %s where key = %s", (other, bob.key))
@@ -301,3 +301,30 @@ async def test_callers_without_the_library_get_a_message_or_null(post: Post) -> 
         message = (await ask("MessagesReceive", request, pb.MessagesReceiveResponse)).message
         assert (getattr(message, "from"), message.HasField("text")) == (bob.id, False)
         assert message.json.struct_value.fields["n"].number_value == 7
+
+
+async def test_a_rollback_and_a_receiver_that_wait_for_each_other_both_come_through(
+    post: Post, dsn: str
+) -> None:
+    """A deadlock ends one of the two; whoever it is, the rollback is tried again."""
+    ann = await post.agent("ann")
+    await post.agent("bob")
+    for text in ("one", "two"):
+        await post.send(ann, "bob", text)
+    store = post.heart.core.store
+    async with await psycopg.AsyncConnection.connect(dsn) as receiver:
+        # As a flush that takes the newer message before the older one.
+        await receiver.execute("set deadlock_timeout = '1h'")
+        await receiver.execute("update messages set taken_step = 9 where key = 2")
+        rewinding = asyncio.create_task(store.rewind_atoms(ann.key, [(0, 0)], dry=False))
+        waiting = "select count(*) from pg_locks where not granted"
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as watcher:
+            for _ in range(10_000):
+                ((count,),) = await (await watcher.execute(waiting)).fetchall()
+                if count:
+                    break
+                await asyncio.sleep(0.001)
+        await receiver.execute("update messages set taken_step = 8 where key = 1")
+        await receiver.commit()
+    moved = await rewinding
+    assert sorted((one.target, one.action) for one in moved) == [("m1", "taken"), ("m2", "taken")]

@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from psycopg.errors import DeadlockDetected
 from psycopg.rows import tuple_row
 from ringfence.kernel.journal.database import borrowed
 from ringfence.kernel.journal.store_agents import lineage_values
 from ringfence.kernel.journal.store_base import Lineage, StoreBase, made_by, statement
-from ringfence.kernel.journal.types import AgentKey, Rewound
+from ringfence.kernel.journal.types import AgentKey, Rewound, Unavailable
 from ringfence.syscalls.lent import ArtifactFound, MemoryFound
 from ringfence.syscalls.now import rfc3339
+
+REWIND_TRIES = 5
 
 
 def _memory(values: Sequence[Any]) -> MemoryFound:
@@ -123,12 +126,22 @@ class AtomStore(StoreBase):
             Unavailable: the database is away.
         """
         values = {"agent": agent, "dry": dry, **lineage_values(lineage)}
+        for _ in range(REWIND_TRIES - 1):
+            try:
+                return await self._rewind(values)
+            except Unavailable as error:
+                # Receivers lock messages in the order of their calls, so the two may wait for each other.
+                if not isinstance(error.__cause__, DeadlockDetected):
+                    raise
+        return await self._rewind(values)
+
+    async def _rewind(self, values: dict[str, Any]) -> list[Rewound]:
         async with (
             borrowed(self._pool) as connection,
             connection.transaction(),
             connection.cursor(row_factory=made_by(Rewound)) as cursor,
         ):
-            if not dry:
+            if not values["dry"]:
                 await connection.execute(statement("atoms.lock_sent"), values)
             await cursor.execute(statement("atoms.rewind_kept"), values)
             kept = await cursor.fetchall()

@@ -22,6 +22,7 @@ from typing import Any
 import uvloop
 from ringfence.kernel import main as kernel_main
 from ringfence.kernel.config import Settings
+from ringfence.kernel.descriptors import Descriptors
 from ringfence.kernel.dispatch import Dispatcher
 from ringfence.kernel.operations import submit
 from ringfence.kernel.operations.kernel import Kernel
@@ -58,12 +59,13 @@ class Doors:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
+        self._descriptors = Descriptors()
         self.targets: list[dict[str, str]] = []
 
     async def start(self, thread: Thread) -> None:
         """Open the door of one agent and keep its token."""
         token = thread.new_token()
-        door = AgentDoor(thread, Dispatcher(self._kernel.core), _never)
+        door = AgentDoor(thread, Dispatcher(self._kernel.core), _never, self._descriptors)
         directory = self._kernel.layout.socket_dir(thread.key)
         await door.open(directory, dict(self._kernel.core.table), None)
         thread.state = "running"

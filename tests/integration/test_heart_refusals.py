@@ -40,20 +40,20 @@ class Moves:
 
     def __init__(self, heart: Heart, thread: Thread, *, revoke: bool) -> None:
         self._heart, self._thread, self._revoke = heart, thread, revoke
-        self._append = heart.core.journal.append
-        heart.core.journal.append = self._moved_first  # type: ignore[method-assign] - between two steps of a call
+        self._hand_in = heart.core.journal.hand_in
+        heart.core.journal.hand_in = self._moved_first  # type: ignore[method-assign] - between two steps of a call
 
-    def _moved_first(self, entry: Any) -> asyncio.Future[Any]:
-        self._heart.core.journal.append = self._append  # type: ignore[method-assign]
-        return asyncio.ensure_future(self._move(entry))
+    def _moved_first(self, entry: Any, waiter: Any) -> None:
+        self._heart.core.journal.hand_in = self._hand_in  # type: ignore[method-assign]
+        self._moving = asyncio.create_task(self._move(entry, waiter))
 
-    async def _move(self, entry: Any) -> Any:
+    async def _move(self, entry: Any, waiter: Any) -> None:
         store, key = self._heart.core.store, self._thread.key
         if self._revoke:
             await store.revoke(key, None)
         else:
             await store.add_grant(key, 'fs.read: "/workspace/**"', "allow", "tester", None, None)
-        return await self._append(entry)
+        self._hand_in(entry, waiter)
 
 
 async def test_steps_that_come_out_of_order_are_refused_and_take_no_number(heart: Heart) -> None:

@@ -235,9 +235,9 @@ async def test_who_joined_a_call_waits_for_its_resolution_too(heart: Heart) -> N
 async def test_two_operators_settle_one_outcome_once(heart: Heart) -> None:
     thread = await heart.agent(allow=ALL, started=True)
     call = await unknown_call(heart, thread)
-    said = await asyncio.gather(
-        resolve(heart, thread, 1, "done"), resolve(heart, thread, 1, "not-done"), return_exceptions=True
-    )
+    first = asyncio.create_task(resolve(heart, thread, 1, "done"))
+    await until(thread.operation.locked)
+    said = await asyncio.gather(first, resolve(heart, thread, 1, "not-done"), return_exceptions=True)
     assert [isinstance(answer, Problem) for answer in said] == [False, True]
     assert "settled already" in str(said[1])
     assert (await call).failure is None

@@ -5,6 +5,8 @@ INVARIANT: a row under way is never abandoned, for its change may commit; its fl
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from ringfence.kernel.admission import Admission
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
@@ -15,6 +17,39 @@ from ringfence.kernel.settled import Answer
 from ringfence.syscalls.codec import encode_result
 
 
+@dataclass(slots=True, kw_only=True)
+class Done:
+    """What there is to say of an ATOMIC call once it is committed.
+
+    Attributes:
+        result: JSON.
+        woken: agents that it wrote to, with the kernels that own them.
+    """
+
+    result: bytes = b""
+    woken: list[tuple[int, int | None]] = field(default_factory=list[tuple[int, int | None]])
+
+
+def atomic_entry(flight: Flight) -> tuple[Entry, Done]:
+    """The outcome of an ATOMIC call with its work, and what is filled in when that is done."""
+    row, body = flight.row, flight.row.body
+    outcome = flight.outcome_row("ok", b"")
+    told = Done()
+
+    def finish(done: object) -> bytes:
+        # A checkpoint is named by the step that saved it; nothing else about it is news.
+        result = encode_result(row, body.finish(flight.arguments, flight.step if done is None else done))
+        previous: dict[str, int] | None = getattr(done, "previous", None)
+        if previous is not None:
+            flight.add_point(sorted(previous), "state", 0)
+        told.result, told.woken = result, woken_by(done)
+        outcome.body = b'{"arguments":' + flight.canonical + b',"result":' + result + b"," + flight.explain()
+        return outcome.body
+
+    change = body.transaction(flight.arguments)
+    return Entry(row=outcome, epoch=flight.epoch, atomic=change, finish=finish), told
+
+
 async def run_atomic(core: Core, outcomes: Outcomes, flight: Flight) -> Answer:
     """Run an admitted ATOMIC call to its answer.
 
@@ -23,43 +58,24 @@ async def run_atomic(core: Core, outcomes: Outcomes, flight: Flight) -> Answer:
         JournalError: the database refused it.
     """
     body = flight.row.body
-    change = body.transaction(flight.arguments)
-    answer: list[bytes] = []
-    woken: list[tuple[int, int | None]] = []
-
-    def finish(done: object) -> bytes:
-        # A checkpoint is named by the step that saved it; nothing else about it is news.
-        result = encode_result(
-            flight.row, body.finish(flight.arguments, flight.step if done is None else done)
-        )
-        woken[:] = woken_by(done)
-        previous: dict[str, int] | None = getattr(done, "previous", None)
-        if previous is not None:
-            flight.add_point(sorted(previous), "state", 0)
-        answer[:] = [result]
-        outcome.body = b'{"arguments":' + flight.canonical + b',"result":' + result + b"," + flight.explain()
-        return outcome.body
-
     await flight.failpoint("before_intent")
     early = await body.wait(flight, flight.arguments) if flight.row.waits else None
     while True:
         if early is None:
-            outcome = flight.outcome_row("ok", b"")
-            entry = Entry(row=outcome, epoch=flight.epoch, atomic=change, finish=finish)
+            entry, done = atomic_entry(flight)
         else:
-            answer[:] = [encode_result(flight.row, early)]
-            outcome = flight.outcome_row("ok", inline_payload(answer[0]))
-            entry = Entry(row=outcome, epoch=flight.epoch)
+            done = Done(result=encode_result(flight.row, early))
+            entry = Entry(row=flight.outcome_row("ok", inline_payload(done.result)), epoch=flight.epoch)
         try:
             if await _committed(core, flight, entry):
                 break
         except NothingYet:
             early = await body.wait(flight, flight.arguments)
-    for agent, owner in woken:
+    for agent, owner in done.woken:
         core.mailboxes.announce(AgentKey(agent), owner)
     await flight.failpoint("after_outcome")
-    outcomes.remember(flight, outcome)
-    return Answer(step=flight.step, result=answer[0])
+    outcomes.remember(flight, entry.row)
+    return Answer(step=flight.step, result=done.result)
 
 
 async def _committed(core: Core, flight: Flight, entry: Entry) -> bool:

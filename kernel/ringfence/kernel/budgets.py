@@ -138,6 +138,13 @@ class Budgets:
             )
         return wait
 
+    def rated(self, action: str) -> bool:
+        """Whether a rate counts this action."""
+        buckets = self._by_action.get(action)
+        if buckets is None:
+            return any(_matches(bucket.pattern, action) for bucket in self._buckets)
+        return bool(buckets)
+
     def slowest(self, action: str) -> str:
         """The rate that an action waits for longest, as the manifest names it; empty where it has none."""
         buckets = self._by_action.get(action, ())

@@ -51,7 +51,7 @@ class Lease:
         return time.monotonic() >= self._until
 
 
-_AWAY = "the journal can't commit, so nothing was done; the database is away, the call may be made again"
+AWAY = "the journal can't commit, so nothing was done; the database is away, the call may be made again"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class Core:
             except BadRow as error:
                 raise InvalidRequest(f"the call can't be recorded, so it was not made: {error}") from error
             except Unavailable as error:
-                raise JournalUnavailable(_AWAY) from error
+                raise JournalUnavailable(AWAY) from error
             except OwnerMoved as error:
                 # After an outage the lease may only be overdue: renew it and try once more.
                 if last or not await self.keep_lease():
@@ -119,7 +119,7 @@ class Core:
         try:
             return await self.renew_lease()
         except Unavailable as error:
-            raise JournalUnavailable(_AWAY) from error
+            raise JournalUnavailable(AWAY) from error
 
     async def renew_lease(self) -> bool:
         """Renew this kernel's lease.

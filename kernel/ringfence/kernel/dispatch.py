@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ringfence.kernel.admission import Admission
@@ -37,6 +37,7 @@ from ringfence.kernel.outcomes import UNRECORDED, Outcomes, Request, inline_payl
 from ringfence.kernel.recovery import settle_again
 from ringfence.kernel.replay import Unfinished
 from ringfence.kernel.settled import Answer, answer_from, error_payload
+from ringfence.kernel.straight import Straight
 from ringfence.kernel.thread import Thread
 from ringfence.syscalls.base import NeedsApproval, Recovery
 from ringfence.syscalls.codec import encode_result
@@ -63,6 +64,11 @@ class Dispatcher:
         self._outcomes = Outcomes(core)
         self._admission = Admission(core)
         self._chores: set[asyncio.Task[None]] = set()
+        self._straight = Straight(core, self._outcomes, self)
+
+    def begin(self, thread: Thread, request: Request, reply: Callable[[Answer], None]) -> bool:
+        """Start a call that goes the straight way; False: nothing was done, `call` runs it."""
+        return self._straight.begin(thread, request, reply)
 
     def _later(self, chore: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(chore)
@@ -76,7 +82,7 @@ class Dispatcher:
         flying = thread.by_lane.get(place)
         if flying is not None and flying.answer is not None:
             answer = await self._join(thread, request, flying, flying.answer)
-            return self._passed(thread, request, generation, answer)
+            return self.passed(thread, request, generation, answer)
         if place in thread.unsettled:
             try:
                 await settle_again(self._core, thread)
@@ -99,10 +105,11 @@ class Dispatcher:
                 passed = f"step {request.lane_step} of lane `{request.lane}` was answered before; the next is {expected}"
                 return Answer(step=0, failure=InvalidRequest(passed))
         answer = await self._answer(thread, request, row, recorded)
-        return self._passed(thread, request, generation, answer)
+        return self.passed(thread, request, generation, answer)
 
     @staticmethod
-    def _passed(thread: Thread, request: Request, generation: int, answer: Answer) -> Answer:
+    def passed(thread: Thread, request: Request, generation: int, answer: Answer) -> Answer:
+        """Move the lane on; gives the answer back."""
         # INVARIANT: a call of an earlier start moves no lane of the present one.
         recorded = not isinstance(answer.failure, UNRECORDED) and generation == thread.generation
         if recorded and request.lane_step == thread.next_of(request.lane):
@@ -224,16 +231,19 @@ class Dispatcher:
 
     # -- a new call -----------------------------------------------------------------------------------------------
 
-    async def fly(self, flight: Flight, unfinished: Unfinished | None = None) -> Answer:
-        """Run a flight to its answer and let others find it meanwhile."""
+    async def fly(
+        self, flight: Flight, unfinished: Unfinished | None = None, failed: Exception | None = None
+    ) -> Answer:
+        """Run a flight to its answer, or only answer for what it `failed` with; others find it meanwhile."""
         thread = flight.thread
         place = (flight.lane, flight.lane_step)
         flight.task = asyncio.current_task()
-        flight.answer = asyncio.get_running_loop().create_future()
+        if flight.answer is None:
+            flight.answer = asyncio.get_running_loop().create_future()
         thread.took_off(flight)
         answer: Answer | None = None
         try:
-            answer = await self._attempt(flight)
+            answer = await self._attempt(flight, failed)
         finally:
             thread.landed(flight)
             if answer is None:
@@ -250,9 +260,9 @@ class Dispatcher:
             return await self._await_resolution(thread, again)
         return answer
 
-    async def _attempt(self, flight: Flight) -> Answer:
+    async def _attempt(self, flight: Flight, failed: Exception | None) -> Answer:
         try:
-            return await self._run(flight)
+            return await self._run(flight, failed)
         except JournalError as error:
             if flight.effect_started and flight.row.recovery is not Recovery.REPEAT:
                 log.exception("%s at %s", flight.row.action, flight.audit_id)
@@ -295,7 +305,9 @@ class Dispatcher:
             return await self._outcomes.fail(flight, OutcomeUnknown(f"{text}; {settle}"))
         return await self._outcomes.fail(flight, Internal(text))
 
-    async def _run(self, flight: Flight) -> Answer:
+    async def _run(self, flight: Flight, failed: Exception | None) -> Answer:
+        if failed is not None:
+            raise failed
         flight.make_plan()
         while True:
             try:

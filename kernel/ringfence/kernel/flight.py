@@ -12,7 +12,7 @@ from ringfence.kernel.flight_state import FlightState
 from ringfence.kernel.journal.types import ApprovalRecord, Entry, EpochMoved, Phase
 from ringfence.kernel.waits import waiting
 from ringfence.policy.types import Verdict
-from ringfence.syscalls.base import Confirmed, Effect, NeedsApproval, Question, WaitKind
+from ringfence.syscalls.base import Confirmed, Effect, NeedsApproval, Plan, Question, WaitKind
 from ringfence.syscalls.codec import decode_arguments
 from ringfence.syscalls.errors import Denied, Fenced, Revoked, SyscallError
 
@@ -185,10 +185,14 @@ class Flight(FlightState):
 
     def make_plan(self) -> None:
         """Plan the call: what it asks, and the effect it will have."""
-        self.plan = self.row.body.plan(self.arguments, self.thread.environment)
-        self.questions = list(self.plan.questions)
-        if self.plan.effect is not None:
-            self.effect = self.plan.effect
+        self.planned(self.row.body.plan(self.arguments, self.thread.environment))
+
+    def planned(self, plan: Plan) -> None:
+        """Take over what the call is about to do."""
+        self.plan = plan
+        self.questions = list(plan.questions)
+        if plan.effect is not None:
+            self.effect = plan.effect
 
     async def locate(self) -> None:
         """Plan the call again where what its arguments name had to be looked up."""

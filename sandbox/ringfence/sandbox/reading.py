@@ -11,6 +11,7 @@ from typing import Self
 
 from ringfence.sandbox import content, links, openat, search
 from ringfence.sandbox.names import WORKSPACE, BadNameError, normalise, other_form, parent, shown
+from ringfence.sandbox.openat import Opened
 from ringfence.sandbox.records import PathInfo, ReadResult, SearchMatch, WorkspaceError, workspace_error
 from ringfence.sandbox.tree import Tree
 
@@ -78,6 +79,22 @@ class WorkspaceReader:
             raise WorkspaceError("InvalidRequest", str(problem)) from problem
         return lexical
 
+    def canonical_open(self, path: str) -> tuple[str, Opened | None]:
+        """Resolve as `canonical` does, and keep what stands there open for reading: one system call for both.
+
+        Nothing is kept where it can't be opened. Reading what is kept later would miss what was written meanwhile.
+
+        Raises:
+            WorkspaceError: as `canonical`.
+        """
+        try:
+            lexical = normalise(path)
+            # Following no link, it opens a path that is its own canonical name, or nothing.
+            return lexical, Opened(self.tree.open(lexical, openat.FILE))
+        except (OSError, BadNameError):
+            pass
+        return self.canonical(path), None
+
     def _check_spelling(self, path: str, lexical: str) -> None:
         """Refuse a name that stands on the disk only in a form that requests are not compared in."""
         raw = "/".join(part for part in path.split("/") if part not in {"", "."})
@@ -105,22 +122,37 @@ class WorkspaceReader:
         return found
 
     def read_within(
-        self, path: str, offset: int, limit: int, *, max_bytes: int, only_below: int | None
+        self,
+        path: str,
+        offset: int,
+        limit: int,
+        *,
+        max_bytes: int,
+        only_below: int | None,
+        opened: Opened | None = None,
     ) -> ReadResult | None:
-        """Read as `read` does, but give None where more than `only_below` bytes would be read."""
+        """Read as `read` does, but give None where more than `only_below` bytes would be read.
+
+        Args:
+            path: canonical path.
+            offset: first byte.
+            limit: most bytes; 0: to the end.
+            max_bytes: never more than this, whatever `limit` says.
+            only_below: give None for more than so many bytes; None: read any number.
+            opened: what `canonical_open` kept; used up by reading.
+        """
         if offset < 0 or limit < 0:
             raise WorkspaceError("InvalidRequest", "`offset` and `limit` can't be negative; give 0 or more")
         try:
-            fd = self.tree.open(path, openat.FILE)
-            try:
-                facts = os.fstat(fd)
-                check_file(path, facts)
-                size = max(0, min(limit or max_bytes, max_bytes, facts.st_size - offset))
-                if only_below is not None and size > only_below:
-                    return None
-                data = content.read_range(fd, offset, size)
-            finally:
-                os.close(fd)
+            if opened is None or opened.fd < 0:
+                opened = Opened(self.tree.open(path, openat.FILE))
+            facts = os.fstat(opened.fd)
+            check_file(path, facts)
+            size = max(0, min(limit or max_bytes, max_bytes, facts.st_size - offset))
+            if only_below is not None and size > only_below:
+                return None
+            data = content.read_range(opened.fd, offset, size)
+            opened.close()
         except OSError as error:
             raise workspace_error(error, path) from error
         return ReadResult(data=data, size_bytes=facts.st_size, version=content.version_of(facts))

@@ -6,6 +6,9 @@ A body is a module with the name of its row (`fs_read` for `fs.read`) and these 
     class Result(msgspec.Struct, frozen=True): fields of the response message
     def plan(arguments, env) -> Plan          # no effect; raises InvalidRequest
     async def run(call, arguments) -> Result  # rows of every class but ATOMIC
+    def plan_at_once(arguments, env) -> Plan, def run_at_once(call, arguments) -> Result | None
+        # reads that wait for nothing may have both: called one after the other, without a turn of the event loop between;
+        # None: it would take long, so `run` does it
     async def recover(call, arguments) -> Result | Rerun  # rows RESTORE, ROLL_FORWARD, ASK_TARGET
     def transaction(arguments) -> Atomic, def finish(arguments, done) -> Result   # ATOMIC rows
     async def wait(call, arguments) -> Result | None   # optional, ATOMIC rows: at first, and after each try that found nothing; a result ends the call

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+from ringfence.sandbox.openat import Opened
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import errors, fs_common
 from ringfence.syscalls.base import Call, Env, Plan, Question
 
 _DIRECT = 64 << 10  # bytes that are read in the event loop itself
+_AT_ONCE = 2 << 10  # bytes whose result surely stays in the journal
 _MOST = 16 << 20  # bytes of one call
 
 
@@ -37,14 +39,44 @@ def plan(arguments: Arguments, env: Env) -> Plan:
     return Plan(resource=path, questions=(Question(action="fs.read", resource=path),))
 
 
-async def run(call: Call, arguments: Arguments) -> Result:
-    """Read."""
-    workspace = call.env.workspace
-    path, offset, limit = call.plan.resource, arguments.offset, arguments.limit
+def plan_at_once(arguments: Arguments, env: Env) -> Plan:
+    """Plan, and keep open what `run_at_once` reads: one system call finds the name of a path and opens it."""
+    if arguments.offset < 0 or arguments.limit < 0:
+        return plan(arguments, env)
     try:
-        found = workspace.read_within(path, offset, limit, max_bytes=_MOST, only_below=_DIRECT)
-        if found is None:
-            found = await asyncio.to_thread(workspace.read, path, offset, limit, max_bytes=_MOST)
+        path, opened = env.workspace.canonical_open(arguments.path)
     except WorkspaceError as error:
         raise fs_common.refusal(error) from error
+    return Plan(resource=path, questions=(Question(action="fs.read", resource=path),), data=opened)
+
+
+def run_at_once(call: Call, arguments: Arguments) -> Result | None:
+    """Read a small file."""
+    return _read(call, arguments, _AT_ONCE, call.plan.data)
+
+
+async def run(call: Call, arguments: Arguments) -> Result:
+    """Read."""
+    return _read(call, arguments, _DIRECT) or await asyncio.to_thread(_read_all, call, arguments)
+
+
+def _read(
+    call: Call, arguments: Arguments, only_below: int | None, opened: Opened | None = None
+) -> Result | None:
+    path, offset, limit = call.plan.resource, arguments.offset, arguments.limit
+    try:
+        found = call.env.workspace.read_within(
+            path, offset, limit, max_bytes=_MOST, only_below=only_below, opened=opened
+        )
+    except WorkspaceError as error:
+        raise fs_common.refusal(error) from error
+    if found is None:
+        return None
     return Result(data=found.data, size_bytes=found.size_bytes, version=found.version)
+
+
+def _read_all(call: Call, arguments: Arguments) -> Result:
+    found = _read(call, arguments, None)
+    if found is None:
+        raise errors.Internal(f"`{call.plan.resource}` could not be read; report this")
+    return found

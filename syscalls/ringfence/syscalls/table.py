@@ -220,6 +220,8 @@ def _check_functions(body: ModuleType, recovery: Recovery) -> Iterable[str]:
         awaited.append(("run", 2))
     if hasattr(body, "locate"):
         awaited.append(("locate", 2))
+    if recovery is Recovery.REPEAT and hasattr(body, "run_at_once"):
+        plain += [("plan_at_once", 2), ("run_at_once", 2)]
     if recovery in _RECOVERS:
         awaited.append(("recover", 2))
     for name, count in plain:

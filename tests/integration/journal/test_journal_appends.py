@@ -33,7 +33,7 @@ def assert_chain(rows):
         previous = row.hash
 
 
-@pytest.mark.parametrize("count", [1, 2, 8, 9, 200])
+@pytest.mark.parametrize("count", [1, 2, 8, 9, 200, 520])
 async def test_rows_come_back_as_they_were_handed_in(world, entry, count):
     kernel = await world.kernel()
     agent = await world.agent(kernel)
@@ -382,3 +382,63 @@ async def test_a_large_body_goes_through_and_is_flushed_in_bounded_batches(world
     assert [row.body for row in rows] == bodies
     assert_chain(rows)
     assert journal.batches >= 2
+
+
+async def test_a_version_that_was_reckoned_with_is_never_taken_for_true(world, entry):
+    ours, theirs = await world.kernel(data_dir="/a"), await world.kernel(data_dir="/b")
+    a, b = await world.agent(ours, "a"), await world.agent(theirs, "b")
+    journal, other = await world.journal(ours, a), await world.journal(theirs, b)
+
+    def change(by, agent, step, **what):
+        return by.append(entry(agent.key, step, atomic=StateChange(**what)))
+
+    assert (await change(journal, a, 1, puts={"k": b"1", "l": b"1"})).versions == {"k": 1, "l": 1}
+    # From here on this kernel reckons with version 1, and another one changes it behind its back.
+    assert (await change(other, b, 1, puts={"k": b"2"})).versions == {"k": 2}
+    assert await change(journal, a, 2, puts={"k": b"3", "l": b"2"}) == StateDone(
+        versions={"k": 3, "l": 2}, previous={"k": 2, "l": 1}
+    )
+    assert (await change(other, b, 2, deletes=["k"])).versions == {"k": 4}
+    with pytest.raises(StateConflict) as raised:
+        await change(journal, a, 3, reads={"k": 3}, puts={"l": b"3"})
+    assert raised.value.keys == {"k": (4, b.id)}
+    assert await change(journal, a, 4, reads={"k": 4}, puts={"k": b"5"}) == StateDone(
+        versions={"k": 5}, previous={"k": 0}
+    )
+    # What it reckons with is what it said itself, twice in one batch and over a conflict.
+    first, stale, second = await settled(
+        change(journal, a, 5, reads={"k": 5}, puts={"k": b"6"}),
+        change(journal, a, 6, reads={"k": 5}, puts={"k": b"7"}),
+        change(journal, a, 7, reads={"k": 6}, puts={"k": b"8"}),
+    )
+    assert (first.versions, second.versions) == ({"k": 6}, {"k": 7})
+    assert stale.keys == {"k": (6, a.id)}
+    key = await world.store.state_get("k")
+    assert (key.version, key.value, key.agent) == (7, b"8", a.id)
+    rows = await world.rows(a.key)
+    assert [row.step for row in rows] == [1, 2, 4, 5, 7]
+    assert_chain(rows)
+
+
+async def test_a_change_that_was_reckoned_with_obeys_epoch_and_lease(world, entry):
+    kernel = await world.kernel()
+    agent = await world.agent(kernel)
+    journal = await world.journal(kernel, agent)
+
+    def put(step, epoch):
+        return journal.append(
+            entry(agent.key, step, epoch=epoch, atomic=StateChange(puts={"k": b"%d" % step}))
+        )
+
+    assert (await put(1, 1)).versions == {"k": 1}
+    await world.store.revoke(agent.key, None)
+    late, fresh = await settled(put(2, 1), put(3, 2))
+    assert isinstance(late, EpochMoved)
+    assert fresh.versions == {"k": 2}
+    with pytest.raises(EpochMoved):
+        await put(4, 1)
+    await world.sql("update kernels set lease_until = clock_timestamp() where key = %s", [kernel.key])
+    with pytest.raises(OwnerMoved):
+        await put(5, 2)
+    assert (await world.store.state_get("k")).value == b"3"
+    assert [row.step for row in await world.rows(agent.key)] == [1, 3]

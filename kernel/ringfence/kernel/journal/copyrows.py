@@ -5,13 +5,12 @@ Hand packing takes about 1 µs a row instead of about 10 µs with per-value dump
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from ringfence.kernel.journal.chain import WORD_LENGTH_MAX, fixed_image, framed, link
@@ -49,6 +48,25 @@ Packed = tuple[bytes, bytes]
 """One or more columns, framed: as the chain and COPY take them, and with their types as a record takes them."""
 
 
+class Waiter(Protocol):
+    """Who waits for a row; an `asyncio.Future` is one.
+
+    What is told comes from the writer itself, between two batches: it must neither raise nor take long.
+    """
+
+    def done(self) -> bool:
+        """Whether nobody waits any more: a row that is not under way is not written then."""
+        ...
+
+    def set_result(self, result: Any, /) -> None:
+        """The row is durable; takes what its atomic work did."""
+        ...
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        """The row is not written, or nobody knows: see `Journal.append`."""
+        ...
+
+
 @dataclass(slots=True)
 class Pending:
     """An entry that waits for its flush.
@@ -63,7 +81,7 @@ class Pending:
     """
 
     entry: Entry
-    future: asyncio.Future[Any]
+    future: Waiter
     words: tuple[Packed, ...]
     size_bytes: int
     since: float
@@ -161,12 +179,12 @@ def _check_state(change: StateChange) -> int:
     return size
 
 
-def prepare(entry: Entry, future: asyncio.Future[Any], now: float) -> Pending:
+def prepare(entry: Entry, future: Waiter, now: float) -> Pending:
     """Check an entry and pack what won't change.
 
     Args:
         entry: what to write.
-        future: what its caller waits for.
+        future: who waits for it.
         now: monotonic seconds.
 
     Raises:

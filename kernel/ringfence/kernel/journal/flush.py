@@ -1,61 +1,66 @@
 """One flush: a batch of rows and their atomic work in one transaction on a wire.
 
-Plain batches go in one round trip through `journal_append`; atomic work locks and checks first, then inserts. Large
-batches are inserted by COPY, which takes more round trips and less of the server.
+Plain batches go in one round trip through `journal_append`, and so do state changes of keys whose versions are known:
+they are reckoned with, and the server writes only if they hold. Other atomic work locks and looks first, then inserts.
+Very large batches are inserted by COPY, which takes more round trips and less of the server.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ringfence.kernel.journal import sqlwork
+from ringfence.kernel.journal.batches import (
+    Head,
+    columns_of,
+    do_work,
+    epochs_of,
+    fail,
+    finish_body,
+    finished,
+    held_of,
+    keep_allowed,
+    number_at,
+    sends_of,
+    truth_of,
+)
 from ringfence.kernel.journal.chain import genesis
 from ringfence.kernel.journal.copyrows import (
-    OID_BYTEA,
     OID_TEXT,
     Link,
     Pending,
     bytes_array,
     chained,
-    check_body,
     copy_data,
     int8,
     int8_array,
     record_array,
 )
 from ringfence.kernel.journal.database import statements
-from ringfence.kernel.journal.statework import Held, StateWork, Version, keys_of
-from ringfence.kernel.journal.types import EpochMoved, KernelKey, OwnerMoved, Row
+from ringfence.kernel.journal.statework import Held, StateWork, keys_of
+from ringfence.kernel.journal.types import KernelKey
 from ringfence.kernel.journal.wire import Refused
-from ringfence.syscalls.base import CheckpointSave, StateChange, Work
+from ringfence.syscalls.base import StateChange
 
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from psycopg.pq.abc import PGresult
     from ringfence.kernel.journal.wire import Statement, Wire
 
-ARRAY_ROWS_MAX = 128
+KNOWN_KEYS_MAX = 16_384
+"""State keys whose version is remembered; beyond it all are forgotten."""
+
+ARRAY_ROWS_MAX = 512
 """Largest batch that is inserted from an array: a row costs the server half as much again as with COPY, but it waits for
 one turn of a busy event loop instead of three."""
 
 PREPARED = (
-    "row_type", "began", "end_session", "begin", "commit", "rollback", "append", "append_one", "insert", "check",
-    "heads", "hash_at", "lock_one", "hold", "lock", "record", "advance", "checkpoint", "savepoint", "release", "undo",
+    "row_type", "began", "end_session", "begin", "commit", "rollback", "append", "append_one", "append_changes", "insert",
+    "check", "heads", "hash_at", "lock_one", "hold", "lock", "record", "advance", "checkpoint", "savepoint", "release", "undo",
 )  # fmt: skip
-
-
-@dataclass(slots=True)
-class Head:
-    """Where a chain ends, and whose it is."""
-
-    pos: int
-    hash: bytes
-    agent: str
 
 
 @dataclass(slots=True)
@@ -79,6 +84,7 @@ class Flush:
 
     Attributes:
         heads: the chains that may be written.
+        known: state keys as this kernel last saw them. Only reckoned with: the flush itself says whether it holds.
     """
 
     wire: Wire
@@ -88,6 +94,7 @@ class Flush:
     row_oid: int = 0
     began_us: int = 0
     attempts: list[Attempt] = field(default_factory=list[Attempt])
+    known: dict[str, Held] = field(default_factory=dict[str, Held])
 
     async def prepare(self) -> None:
         """Prepare the connection.
@@ -98,8 +105,8 @@ class Flush:
         texts = statements("writer")
         works = {sqlwork.prepared(name): text.encode() for name, text in sqlwork.texts().items()}
         await self.wire.prepare({name.encode(): texts[name].encode() for name in PREPARED} | works)
-        self.row_oid = _number(await self.wire.run((b"row_type", ())), 0, 0)
-        self.began_us = _number(await self.wire.run((b"began", ())), 0, 0)
+        self.row_oid = number_at(await self.wire.run((b"row_type", ())), 0, 0)
+        self.began_us = number_at(await self.wire.run((b"began", ())), 0, 0)
 
     async def end_session(self, pid: int, began_us: int) -> None:
         """End the session of an earlier connection, which may still hold locks or be about to commit.
@@ -123,9 +130,9 @@ class Flush:
             return
         result = await self.wire.run((b"heads", (int8_array(list(chains)),)))
         for nr in range(result.ntuples):
-            chain = _number(result, nr, 0)
+            chain = number_at(result, nr, 0)
             self.heads[chain] = Head(
-                _number(result, nr, 1),
+                number_at(result, nr, 1),
                 result.get_value(nr, 2) or genesis(chain),
                 (result.get_value(nr, 3) or b"").decode(),
             )
@@ -155,7 +162,7 @@ class Flush:
             Refused: nothing is committed.
         """
         if len(batch) <= ARRAY_ROWS_MAX and all(pending.entry.atomic is None for pending in batch):
-            batch = _finished(batch)
+            batch = finished(batch)
             if not batch:
                 return None
             attempt = self._attempt(batch)
@@ -167,7 +174,11 @@ class Flush:
             if truth is None:
                 return attempt
             self.attempts.remove(attempt)
-            batch = _allowed(batch, truth)
+            batch = keep_allowed(batch, truth)
+        elif len(batch) <= ARRAY_ROWS_MAX:
+            written = await self._append_changes(batch)
+            if written is not None:
+                return written
         return await self._transaction(batch) if batch else None
 
     def adopt_attempt(self, attempt: Attempt) -> None:
@@ -186,7 +197,7 @@ class Flush:
 
     async def _append(self, attempt: Attempt) -> dict[int, tuple[int, bool]] | None:
         """Check and insert in one round trip. None: it inserted; else the truth about each agent."""
-        epochs = _epochs(attempt.pending)
+        epochs = epochs_of(attempt.pending)
         if epochs is None:
             return await self._check_only(attempt.pending)
         rows = record_array(attempt.links, self.row_oid)
@@ -206,10 +217,64 @@ class Flush:
         keys = sorted(epochs)
         wanted = int8_array([epochs[key] for key in keys])
         result = await self.wire.run((b"append", (kernel, fence, int8_array(keys), wanted, rows)))
-        return _truth(result) if result.ntuples else None
+        return truth_of(result) if result.ntuples else None
+
+    async def _append_changes(self, batch: list[Pending]) -> Attempt | None:
+        """Write state changes in one round trip, reckoning with the versions seen last. None: nothing is written."""
+        epochs = epochs_of(batch)
+        work = self._reckoned(batch)
+        if epochs is None or work is None:
+            return None
+        before = [(key, held.version) for key, held in sorted(work.held().items())]
+        keys = bytes_array([key.encode() for key, _ in before], OID_TEXT)
+        for pending in batch:
+            try:
+                do_work(pending, work, self.heads)
+            except Exception:  # noqa: BLE001 - done again on locked rows, where an error is the caller's
+                return None
+        attempt = self._attempt(batch)
+        agents = sorted(epochs)
+        values = (
+            *(int8(self.kernel), int8(self.fence)),
+            *(int8_array(agents), int8_array([epochs[agent] for agent in agents])),
+            record_array(attempt.links, self.row_oid),
+            *(keys, int8_array([version for _, version in before])),
+            *columns_of(work.changed),
+            *columns_of(work.newest()),
+        )
+        try:
+            results = await self.wire.pipeline(
+                [self._check_statement(batch), (b"lock", (keys,)), (b"append_changes", values)]
+            )
+        except Refused:
+            self.attempts.remove(attempt)
+            raise
+        if results[-1].command_tuples:
+            self.known.update(work.held())
+            return attempt
+        self.attempts.remove(attempt)
+        for key, _ in before:
+            self.known.pop(key, None)
+        return None
+
+    def _reckoned(self, batch: list[Pending]) -> StateWork | None:
+        """The keys of a batch as they were seen last; None: one of them never was, or it saves a checkpoint."""
+        work = StateWork()
+        for pending in batch:
+            change = pending.entry.atomic
+            if change is None:
+                continue
+            if not isinstance(change, StateChange):
+                return None
+            held = [self.known.get(key) for key in keys_of(change)]
+            seen = [one for one in held if one is not None]
+            if len(seen) < len(held):
+                return None
+            work.load(seen)
+        return work
 
     async def _check_only(self, batch: list[Pending]) -> dict[int, tuple[int, bool]]:
-        return _truth(await self.wire.run(self._check_statement(batch)))
+        return truth_of(await self.wire.run(self._check_statement(batch)))
 
     def _check_statement(self, batch: list[Pending]) -> Statement:
         keys = sorted({pending.entry.row.chain for pending in batch if pending.entry.row.chain > 0})
@@ -220,12 +285,15 @@ class Flush:
         attempt = None
         try:
             batch, work = await self._opened(batch)
-            batch = self._worked(await sqlwork.run(self.wire, batch, self.heads, _finish), work)
+            batch = self._worked(await sqlwork.run(self.wire, batch, self.heads, finish_body), work)
             if not batch:
                 await self.wire.run((b"rollback", ()))
                 return None
             attempt = self._attempt(batch)
-            await self._insert(attempt, _sends(batch, work))
+            await self._insert(attempt, sends_of(batch, work))
+            if len(self.known) > KNOWN_KEYS_MAX:
+                self.known.clear()
+            self.known.update(work.held())
         except Refused:
             if attempt is not None:
                 self.attempts.remove(attempt)
@@ -245,11 +313,11 @@ class Flush:
                 packed = bytes_array([key.encode() for key in sorted(keys)], OID_TEXT)
                 sends += [(b"hold", (packed,)), (b"lock", (packed,))]
             results = await self.wire.pipeline(sends)
-            allowed = _allowed(batch, _truth(results[1]))
+            allowed = keep_allowed(batch, truth_of(results[1]))
             work = StateWork()
             if len(allowed) == len(batch):
                 if keys:
-                    work.load(_held(results[-1]))
+                    work.load(held_of(results[-1]))
                 return batch, work
             if not allowed:
                 return [], work
@@ -261,17 +329,12 @@ class Flush:
         """Work out the state changes, and make the bodies from them. Returns the entries whose work can be done."""
         kept: list[Pending] = []
         for pending in batch:
-            row, change = pending.entry.row, pending.entry.atomic
             undo = work.mark()
             try:
-                if isinstance(change, StateChange):
-                    head = self.heads[row.chain]
-                    pending.done = work.apply(change, head.agent, row.step)
-                if not isinstance(change, Work):
-                    _finish(pending)
+                do_work(pending, work, self.heads)
             except Exception as error:  # noqa: BLE001 - `finish` is the caller's: so is its error
                 work.undo(undo)
-                _fail(pending, error)
+                fail(pending, error)
             else:
                 kept.append(pending)
         return kept
@@ -285,110 +348,3 @@ class Flush:
         if sends:
             await self.wire.pipeline(sends)
         await self.wire.copy(statements("writer")["copy"].encode(), copy_data(attempt.links))
-
-
-def _sends(batch: list[Pending], work: StateWork) -> list[Statement]:
-    """What does the atomic work of a batch."""
-    sends: list[Statement] = []
-    if work.changed:
-        sends += [(b"record", _columns(work.changed)), (b"advance", _columns(work.newest()))]
-    for pending in batch:
-        atomic = pending.entry.atomic
-        if isinstance(atomic, CheckpointSave):
-            sends.append(_checkpoint(pending.entry.row, atomic))
-    return sends
-
-
-def _finish(pending: Pending) -> None:
-    if pending.entry.finish is not None:
-        body = pending.entry.finish(pending.done)
-        check_body(body)
-        pending.body = body
-
-
-def _finished(batch: list[Pending]) -> list[Pending]:
-    kept: list[Pending] = []
-    for pending in batch:
-        try:
-            _finish(pending)
-        except Exception as error:  # noqa: BLE001 - `finish` is the caller's: so is its error
-            _fail(pending, error)
-        else:
-            kept.append(pending)
-    return kept
-
-
-def _fail(pending: Pending, error: BaseException) -> None:
-    if not pending.future.done():
-        pending.future.set_exception(error)
-
-
-def _epochs(batch: list[Pending]) -> dict[int, int | None] | None:
-    """The epoch each agent has to have for the batch; None: entries disagree, so some are out of date."""
-    epochs: dict[int, int | None] = {}
-    for pending in batch:
-        chain, epoch = pending.entry.row.chain, pending.entry.epoch
-        if chain < 0:
-            continue
-        known = epochs.setdefault(chain, epoch)
-        if known is None:
-            epochs[chain] = epoch
-        elif epoch is not None and epoch != known:
-            return None
-    return epochs
-
-
-def _truth(result: PGresult) -> dict[int, tuple[int, bool]]:
-    return {
-        _number(result, nr, 0): (_number(result, nr, 1), result.get_value(nr, 2) == b"\1")
-        for nr in range(result.ntuples)
-    }
-
-
-def _allowed(batch: list[Pending], truth: dict[int, tuple[int, bool]]) -> list[Pending]:
-    """Keep the entries that may be written; the others get their error."""
-    kept: list[Pending] = []
-    for pending in batch:
-        chain = pending.entry.row.chain
-        if chain < 0:
-            kept.append(pending)
-            continue
-        epoch, owned = truth.get(chain, (0, False))
-        if not owned:
-            _fail(pending, OwnerMoved("another kernel owns the agent, or this kernel's lease has run out"))
-        elif pending.entry.epoch is not None and pending.entry.epoch != epoch:
-            _fail(pending, EpochMoved(epoch))
-        else:
-            kept.append(pending)
-    return kept
-
-
-def _checkpoint(row: Row, save: CheckpointSave) -> Statement:
-    numbers = (row.chain, row.step, row.branch, row.lane_step, save.schema_version, save.next_child)
-    return b"checkpoint", (*map(int8, numbers), save.state, hashlib.sha256(save.state).digest())
-
-
-def _columns(versions: Sequence[Version]) -> list[bytes]:
-    return [
-        bytes_array([v.key.encode() for v in versions], OID_TEXT),
-        int8_array([v.version for v in versions]),
-        bytes_array([v.value for v in versions], OID_BYTEA),
-        bytes_array([v.agent.encode() for v in versions], OID_TEXT),
-        int8_array([v.step for v in versions]),
-    ]
-
-
-def _held(result: PGresult) -> list[Held]:
-    return [
-        Held(
-            (result.get_value(nr, 0) or b"").decode(),
-            _number(result, nr, 1),
-            result.get_value(nr, 2) == b"\1",
-            (result.get_value(nr, 3) or b"").decode(),
-        )
-        for nr in range(result.ntuples)
-    ]
-
-
-def _number(result: PGresult, row: int, column: int) -> int:
-    return int.from_bytes(result.get_value(row, column) or b"", "big", signed=True)

@@ -18,7 +18,7 @@ from ringfence.syscalls.base import Work
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGresult
-    from ringfence.kernel.journal.flush import Head
+    from ringfence.kernel.journal.batches import Head
     from ringfence.kernel.journal.wire import Statement, Wire
 
 SAVEPOINT: Statement = (b"savepoint", ())

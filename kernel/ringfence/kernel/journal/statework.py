@@ -44,6 +44,10 @@ class StateWork:
         for row in rows:
             self._held[row.key] = row
 
+    def held(self) -> dict[str, Held]:
+        """Every key that was loaded, as it is with the changes so far."""
+        return self._held
+
     def current(self, key: str) -> Held:
         """Say how a key stands, with the changes so far."""
         return self._held.get(key) or Held(key, 0, False, "")

@@ -21,8 +21,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ringfence.kernel.journal.copyrows import Pending, prepare
-from ringfence.kernel.journal.flush import Attempt, Flush, Head
+from ringfence.kernel.journal.batches import Head, fail_all
+from ringfence.kernel.journal.copyrows import Pending, Waiter, prepare
+from ringfence.kernel.journal.flush import Attempt, Flush
 from ringfence.kernel.journal.types import (
     AgentKey,
     BadRow,
@@ -128,24 +129,28 @@ class Journal:
             turn out to be written; a row without epoch is not given up once it was sent.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.hand_in(entry, future)
+        return future
+
+    def hand_in(self, entry: Entry, waiter: Waiter) -> None:
+        """Hand in one row; its waiter is told what `append` says, perhaps before this returns."""
         if self._stopping or self._task is None:
-            future.set_exception(Unavailable("the journal is stopped"))
+            waiter.set_exception(Unavailable("the journal is stopped"))
         elif entry.row.chain not in self._heads:
-            future.set_exception(OwnerMoved("this kernel has not adopted the agent"))
+            waiter.set_exception(OwnerMoved("this kernel has not adopted the agent"))
         elif len(self._queue) >= QUEUE_ROWS_MAX or self._queue_bytes >= QUEUE_BYTES_MAX:
-            future.set_exception(Unavailable("the journal's queue is full"))
+            waiter.set_exception(Unavailable("the journal's queue is full"))
         else:
             try:
-                pending = prepare(entry, future, time.monotonic())
+                pending = prepare(entry, waiter, time.monotonic())
             except BadRow as error:
-                future.set_exception(error)
-                return future
+                waiter.set_exception(error)
+                return
             self._queue.append(pending)
             self._queue_bytes += pending.size_bytes
             if len(self._queue) >= QUEUE_ROWS_SOFT or self._queue_bytes >= QUEUE_BYTES_SOFT:
                 self._room.clear()
             self._wake.set()
-        return future
 
     async def room(self) -> None:
         """Wait until the queue is below its soft bound: before reading the next call off a network."""
@@ -213,7 +218,7 @@ class Journal:
             if pending.future.done():
                 continue
             if pending.entry.row.chain not in self._heads:
-                _fail([pending], OwnerMoved("this kernel has given up the agent"))
+                fail_all([pending], OwnerMoved("this kernel has given up the agent"))
                 continue
             batch.append(pending)
             size += pending.size_bytes
@@ -255,7 +260,7 @@ class Journal:
         except Exception as error:
             # A bug here must not leave callers waiting for ever, nor end the writer.
             logger.exception("the journal's writer failed")
-            _fail(batch, JournalError(f"the journal failed: {error}"))
+            fail_all(batch, JournalError(f"the journal failed: {error}"))
             await self._disconnect()
         finally:
             self._attempts = []
@@ -264,7 +269,7 @@ class Journal:
         for _ in range(REWRITES_MAX):
             if not await self._connected(batch) or await self._try(batch):
                 return
-        _fail(batch, Unavailable("the database did not take the rows after several tries"))
+        fail_all(batch, Unavailable("the database did not take the rows after several tries"))
 
     async def _try(self, batch: list[Pending]) -> bool:
         """Write a batch once, unless an earlier try turns out to have committed. False: try again."""
@@ -295,9 +300,9 @@ class Journal:
             await self._reload()
             return False
         if error.sqlstate.startswith(_NOT_THE_ROW):
-            _fail(batch, Unavailable(f"the database can't commit: {error}"))
+            fail_all(batch, Unavailable(f"the database can't commit: {error}"))
         elif len(batch) == 1:
-            _fail(batch, BadRow(f"the row can't be stored: {error}"))
+            fail_all(batch, BadRow(f"the row can't be stored: {error}"))
         else:
             # One row spoils the batch of all: halve until it stands alone.
             middle = len(batch) // 2
@@ -354,7 +359,7 @@ class Journal:
             entry = pending.entry
             harmless = entry.epoch is not None and entry.atomic is None
             if self._stopping or harmless or id(pending) not in sent:
-                _fail([pending], Unavailable(why))
+                fail_all([pending], Unavailable(why))
 
     def _waited_for(self, batch: list[Pending]) -> bool:
         """Whether anyone still waits for the database."""
@@ -389,12 +394,6 @@ class Journal:
         while self._queue and (limit is None or self._queue[0].since < limit):
             pending = self._queue.popleft()
             self._queue_bytes -= pending.size_bytes
-            _fail([pending], Unavailable(why))
+            fail_all([pending], Unavailable(why))
         if not self._queue:
             self._room.set()
-
-
-def _fail(batch: list[Pending], error: BaseException) -> None:
-    for pending in batch:
-        if not pending.future.done():
-            pending.future.set_exception(error)

@@ -24,6 +24,7 @@ from ringfence.kernel.kernel_log import PLACE
 from ringfence.kernel.outcomes import Request, printable
 from ringfence.kernel.replay import OPERATOR_LANE
 from ringfence.kernel.server.gate import Complaints, Gate, Hold, Turnstile, lenient
+from ringfence.kernel.server.replies import Replies
 from ringfence.kernel.server.status import end_with
 from ringfence.kernel.server.wire import Context, aio, rpc
 from ringfence.kernel.settled import Answer
@@ -137,38 +138,67 @@ class AgentDoor:
             self._lanes(0)
 
     async def _frames(self, context: Context) -> None:
-        writing = asyncio.Lock()
-        pending: set[asyncio.Task[None]] = set()
-        loop = asyncio.get_running_loop()
+        replies = Replies(context, self._parks)
+        writing = self._keep(replies.write())
+        try:
+            while True:
+                if not self._gate.open:
+                    # Back-pressure before the next read: a flood waits in the client's own buffers.
+                    await self._gate.wait()
+                frame = await context.read()
+                if frame is aio.EOF:
+                    break
+                if frame is not None and frame.WhichOneof("frame") == "lanes":
+                    self._lanes(frame.lanes)
+                    continue
+                if frame is None or frame.WhichOneof("frame") != "call":
+                    text = "after the first frame only `call` and `lanes` frames may come"
+                    end_with(context, self._misread() if frame is None else InvalidRequest(text))
+                    return
+                self._take(frame.call, replies)
+                # The call has what it needs: the frame may be megabytes, and the next one may not come for hours.
+                del frame
+        finally:
+            # What is still under way is recorded, whether or not there is somebody to tell.
+            replies.close()
+        await writing
 
-        def ended(task: asyncio.Task[None]) -> None:
-            pending.discard(task)
-            self._tasks.discard(task)
+    def _take(self, call: pb.Call, replies: Replies) -> None:
+        """Start one call; its reply goes out when there is one."""
+        if call.lanes != self._thread.live_lanes:
+            self._lanes(call.lanes)
+        raw = call.arguments
+        hold = Hold(self._gate, len(raw) + len(call.action) + len(call.lane))
+        request = Request(
+            lane=call.lane,
+            lane_step=call.step,
+            action=call.action,
+            raw=raw,
+            deadline_ms=call.deadline_ms,
+            shrink=hold.shrink,
+        )
+        reply = replies.expect(call.id, hold.end)
+        if not _LANE(request.lane) or request.lane == OPERATOR_LANE:
+            # The operator's lane is neither replayed nor settled with an agent's calls.
+            text = "a lane's id is `0`, or its parent's with a dot and a number; at most 256 characters"
+            reply(Answer(step=0, failure=InvalidRequest(text)))
+        elif not self._dispatcher.begin(self._thread, request, reply):
+            self._keep(self._serve(request, reply))
 
-        while True:
-            if not self._gate.open:
-                # Back-pressure before the next read: a flood waits in the client's own buffers.
-                await self._gate.wait()
-            frame = await context.read()
-            if frame is aio.EOF:
-                break
-            if frame is not None and frame.WhichOneof("frame") == "lanes":
-                self._lanes(frame.lanes)
-                continue
-            if frame is None or frame.WhichOneof("frame") != "call":
-                text = "after the first frame only `call` and `lanes` frames may come"
-                end_with(context, self._misread() if frame is None else InvalidRequest(text))
-                return
-            if frame.call.lanes != self._thread.live_lanes:
-                self._lanes(frame.call.lanes)
-            task = loop.create_task(self._served(frame.call, context, writing))
-            # The call has what it needs: the frame may be megabytes, and the next one may not come for hours.
-            del frame
-            pending.add(task)
-            self._tasks.add(task)
-            task.add_done_callback(ended)
-        if pending:
-            await asyncio.wait(pending)
+    async def _serve(self, request: Request, reply: Callable[[Answer], None]) -> None:
+        reply(await self._answer(request))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _parks(self, answer: Answer) -> None:
+        async def park() -> None:
+            await self._on_park(self._thread, answer)
+
+        self._keep(park())
 
     def _lanes(self, lanes: int) -> None:
         """Take how many lanes of the program go on. With several streams none speaks for all of it."""
@@ -216,54 +246,6 @@ class AgentDoor:
     def _misread(self) -> InvalidRequest:
         self._complaints.say("bytes that are no message came in at its socket")
         return InvalidRequest("the bytes are no message of `ringfence.v1`; see its .proto files")
-
-    def _served(self, call: pb.Call, context: Context, writing: asyncio.Lock) -> Coroutine[Any, Any, None]:
-        """Take over what a frame holds, without the frame."""
-        raw = call.arguments
-        hold = Hold(self._gate, len(raw) + len(call.action) + len(call.lane))
-        request = Request(
-            lane=call.lane,
-            lane_step=call.step,
-            action=call.action,
-            raw=raw,
-            deadline_ms=call.deadline_ms,
-            shrink=hold.shrink,
-        )
-        return self._serve(request, call.id, hold, context, writing)
-
-    async def _serve(
-        self, request: Request, number: int, hold: Hold, context: Context, writing: asyncio.Lock
-    ) -> None:
-        try:
-            await self._reply(request, number, context, writing)
-        finally:
-            hold.end()
-
-    async def _reply(self, request: Request, number: int, context: Context, writing: asyncio.Lock) -> None:
-        if not _LANE(request.lane) or request.lane == OPERATOR_LANE:
-            # The operator's lane is neither replayed nor settled with an agent's calls.
-            text = "a lane's id is `0`, or its parent's with a dot and a number; at most 256 characters"
-            answer = Answer(step=0, failure=InvalidRequest(text))
-        else:
-            answer = await self._answer(request)
-        response = pb.StreamResponse()
-        reply = response.reply
-        reply.id, reply.step, reply.replayed = number, answer.step, answer.replayed
-        if answer.failure is not None:
-            failure = answer.failure
-            reply.failure.reason = failure.reason
-            reply.failure.message = failure.message
-            reply.failure.metadata.update(failure.metadata)
-        else:
-            reply.result = answer.result or b"null"
-        try:
-            async with writing:
-                await context.write(response)
-        except (rpc.RpcError, aio.BaseError, asyncio.InvalidStateError):
-            # A client that is gone can't be told; its successor reads the answer from the journal.
-            pass
-        if answer.park:
-            await self._on_park(self._thread, answer)
 
     async def _answer(self, request: Request) -> Answer:
         try:

@@ -56,6 +56,30 @@ from unnest($5::journal[]) r, agents a, kernels n
 where a.key = $3::bigint and a.owner = $1::bigint and a.epoch = coalesce($4::bigint, a.epoch)
     and n.key = $1::bigint and n.fence = $2::bigint and n.lease_until > clock_timestamp()
 
+-- name: append_changes
+-- Rows with their changes of the state, behind check and lock in the same transaction. Does nothing when an agent may not be
+-- written or a key is at another version than was reckoned with.
+with allowed as (
+    select from (select) as once
+    where (select count(*) from unnest($3::bigint[], $4::bigint[]) as w (key, epoch)
+            join agents a on a.key = w.key and a.owner = $1::bigint and a.epoch = coalesce(w.epoch, a.epoch)
+        ) = cardinality($3::bigint[])
+        and exists (select from kernels n
+            where n.key = $1::bigint and n.fence = $2::bigint and n.lease_until > clock_timestamp())
+        and (select count(*) from unnest($6::text[], $7::bigint[]) as h (key, version)
+            join state s on s.key = h.key and s.version = h.version
+        ) = cardinality($6::text[])
+), recorded as (
+    insert into state_history (key, version, value, agent, step)
+    select v.* from unnest($8::text[], $9::bigint[], $10::bytea[], $11::text[], $12::bigint[]) as v, allowed
+), advanced as (
+    update state set version = n.version, value = n.value, agent = n.agent, step = n.step, at = clock_timestamp()
+    from allowed, unnest($13::text[], $14::bigint[], $15::bytea[], $16::text[], $17::bigint[])
+        as n (key, version, value, agent, step)
+    where state.key = n.key
+)
+insert into journal select r.* from unnest($5::journal[]) as r, allowed
+
 -- name: insert
 -- Rows that may be written for sure: checked before in this transaction, or of the kernel's own chain.
 insert into journal select * from unnest($1::journal[])

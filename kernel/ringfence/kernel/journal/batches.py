@@ -1,0 +1,164 @@
+"""What a flush makes of a batch before it sends it, and of what the server answers. No I/O."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ringfence.kernel.journal.copyrows import (
+    OID_BYTEA,
+    OID_TEXT,
+    Pending,
+    bytes_array,
+    check_body,
+    int8,
+    int8_array,
+)
+from ringfence.kernel.journal.statework import Held, StateWork, Version
+from ringfence.kernel.journal.types import EpochMoved, OwnerMoved, Row
+from ringfence.syscalls.base import CheckpointSave, StateChange, Work
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
+    from ringfence.kernel.journal.wire import Statement
+
+
+@dataclass(slots=True)
+class Head:
+    """Where a chain ends, and whose it is."""
+
+    pos: int
+    hash: bytes
+    agent: str
+
+
+def sends_of(batch: list[Pending], work: StateWork) -> list[Statement]:
+    """What does the atomic work of a batch."""
+    sends: list[Statement] = []
+    if work.changed:
+        sends += [(b"record", columns_of(work.changed)), (b"advance", columns_of(work.newest()))]
+    for pending in batch:
+        atomic = pending.entry.atomic
+        if isinstance(atomic, CheckpointSave):
+            sends.append(checkpoint_of(pending.entry.row, atomic))
+    return sends
+
+
+def do_work(pending: Pending, work: StateWork, heads: dict[int, Head]) -> None:
+    """Do the atomic work of one entry, and make its body from it; raises what its caller is to get."""
+    row, change = pending.entry.row, pending.entry.atomic
+    if isinstance(change, StateChange):
+        pending.done = work.apply(change, heads[row.chain].agent, row.step)
+    if not isinstance(change, Work):
+        finish_body(pending)
+
+
+def finish_body(pending: Pending) -> None:
+    """Make the body of an entry whose atomic work is done."""
+    if pending.entry.finish is not None:
+        body = pending.entry.finish(pending.done)
+        check_body(body)
+        pending.body = body
+
+
+def finished(batch: list[Pending]) -> list[Pending]:
+    """Make the bodies of entries without atomic work; those that can't be made get their error."""
+    kept: list[Pending] = []
+    for pending in batch:
+        try:
+            finish_body(pending)
+        except Exception as error:  # noqa: BLE001 - `finish` is the caller's: so is its error
+            fail(pending, error)
+        else:
+            kept.append(pending)
+    return kept
+
+
+def fail(pending: Pending, error: BaseException) -> None:
+    """Tell an error to who still waits."""
+    if not pending.future.done():
+        pending.future.set_exception(error)
+
+
+def fail_all(batch: list[Pending], error: BaseException) -> None:
+    """Tell all who still wait."""
+    for pending in batch:
+        fail(pending, error)
+
+
+def epochs_of(batch: list[Pending]) -> dict[int, int | None] | None:
+    """The epoch each agent has to have for the batch; None: entries disagree, so some are out of date."""
+    epochs: dict[int, int | None] = {}
+    for pending in batch:
+        chain, epoch = pending.entry.row.chain, pending.entry.epoch
+        if chain < 0:
+            continue
+        known = epochs.setdefault(chain, epoch)
+        if known is None:
+            epochs[chain] = epoch
+        elif epoch is not None and epoch != known:
+            return None
+    return epochs
+
+
+def truth_of(result: PGresult) -> dict[int, tuple[int, bool]]:
+    """Epoch, and whether this kernel may write, by agent."""
+    return {
+        number_at(result, nr, 0): (number_at(result, nr, 1), result.get_value(nr, 2) == b"\1")
+        for nr in range(result.ntuples)
+    }
+
+
+def keep_allowed(batch: list[Pending], truth: dict[int, tuple[int, bool]]) -> list[Pending]:
+    """Keep the entries that may be written; the others get their error."""
+    kept: list[Pending] = []
+    for pending in batch:
+        chain = pending.entry.row.chain
+        if chain < 0:
+            kept.append(pending)
+            continue
+        epoch, owned = truth.get(chain, (0, False))
+        if not owned:
+            fail(pending, OwnerMoved("another kernel owns the agent, or this kernel's lease has run out"))
+        elif pending.entry.epoch is not None and pending.entry.epoch != epoch:
+            fail(pending, EpochMoved(epoch))
+        else:
+            kept.append(pending)
+    return kept
+
+
+def checkpoint_of(row: Row, save: CheckpointSave) -> Statement:
+    """What saves a checkpoint."""
+    numbers = (row.chain, row.step, row.branch, row.lane_step, save.schema_version, save.next_child)
+    return b"checkpoint", (*map(int8, numbers), save.state, hashlib.sha256(save.state).digest())
+
+
+def columns_of(versions: Sequence[Version]) -> list[bytes]:
+    """Versions as parameters of `record`, `advance` and `append_changes`."""
+    return [
+        bytes_array([v.key.encode() for v in versions], OID_TEXT),
+        int8_array([v.version for v in versions]),
+        bytes_array([v.value for v in versions], OID_BYTEA),
+        bytes_array([v.agent.encode() for v in versions], OID_TEXT),
+        int8_array([v.step for v in versions]),
+    ]
+
+
+def held_of(result: PGresult) -> list[Held]:
+    """Locked state keys."""
+    return [
+        Held(
+            (result.get_value(nr, 0) or b"").decode(),
+            number_at(result, nr, 1),
+            result.get_value(nr, 2) == b"\1",
+            (result.get_value(nr, 3) or b"").decode(),
+        )
+        for nr in range(result.ntuples)
+    ]
+
+
+def number_at(result: PGresult, row: int, column: int) -> int:
+    """One integer of a result."""
+    return int.from_bytes(result.get_value(row, column) or b"", "big", signed=True)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from ringfence.policy.canonical import canonical_url
 from ringfence.policy.problems import PatternError
 from ringfence.syscalls import http_delete, http_get, http_post
-from ringfence.syscalls.base import Effect, HttpResource, Plan
+from ringfence.syscalls.base import Effect, Plan
+from ringfence.syscalls.declared import HttpResource
 from ringfence.syscalls.errors import InvalidRequest, NoSuchResource
-from ringfence.syscalls.http_client import _redact, _spellings
+from ringfence.syscalls.http_client import redact, spellings_of
 from ringfence.syscalls.http_common import plan_http
 
 
@@ -197,12 +198,12 @@ def test_what_was_judged_is_what_the_client_sends(path: str, query: str) -> None
 
 def test_a_secret_is_taken_out_in_every_spelling() -> None:
     secret = 'to/k"en+=é'
-    spellings = _spellings([secret, ""])
+    spellings = spellings_of([secret, ""])
     for echo in (
         secret,
         "to%2Fk%22en%2B%3D%C3%A9",
         'to/k\\"en+=\\u00e9',
         "dG8vayJlbis9w6k=",
     ):
-        assert _redact(f"<{echo}>".encode(), spellings) == b"<[redacted]>"
-    assert _redact(b"plain", spellings) == b"plain"
+        assert redact(f"<{echo}>".encode(), spellings) == b"<[redacted]>"
+    assert redact(b"plain", spellings) == b"plain"

@@ -108,7 +108,7 @@ def test_what_this_release_can_not_enforce_is_listed_with_its_place() -> None:
     found = [(item.line, item.column, item.message) for item in parse_manifest(FULL).unsupported()]
     assert found == [
         (22, 3, "`when` is not supported in this release"),
-        (28, 5, "`budgets.context` is not supported in this release"),
+        (28, 46, "`on_overflow: page` is not supported in this release"),
     ]
     assert all(item.fix for item in parse_manifest(FULL).unsupported())
 
@@ -123,7 +123,7 @@ def test_what_this_release_can_not_enforce_is_listed_with_its_place() -> None:
         ("delegates: [worker]", (6, 3), "`delegates`"),
         ("when: []", (6, 3), "`when`"),
         ("restart: {resume: own}", (6, 21), "`resume: own`"),
-        ("budgets: {context: {max_tokens: 1k}}", (6, 13), "`budgets.context`"),
+        ("budgets: {context: {max_tokens: 1k, on_overflow: page}}", (6, 52), "`on_overflow: page`"),
     ],
 )
 def test_each_key_without_enforcement_is_reported(line: str, place: tuple[int, int], what: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ringfence.syscalls import sql_read, sql_write
-from ringfence.syscalls.base import SqlResource
+from ringfence.syscalls.declared import SqlResource
 from ringfence.syscalls.errors import InvalidRequest
 from ringfence.syscalls.sql_common import Kind, classify, table_of
 from ringfence.syscalls.sql_lexer import STATEMENT_BYTES_MAX, lex

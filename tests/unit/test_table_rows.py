@@ -32,6 +32,7 @@ DESIGN = {
     "http.put": (EXTERNAL, Recovery.KEYED, True, False),
     "http.patch": (EXTERNAL, Recovery.KEYED, True, False),
     "http.delete": (EXTERNAL, Recovery.KEYED, True, False),
+    "llm.complete": (READ, Recovery.REPEAT, True, False),
     "sql.read": (READ, Recovery.REPEAT, True, False),
     "sql.write": (WRITE, Recovery.ASK_TARGET, True, True),
     "state.get": (READ, Recovery.REPEAT, False, False),

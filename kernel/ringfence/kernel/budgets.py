@@ -1,69 +1,88 @@
 """Rates and totals of one agent: reserved before the spend, settled after it.
 
 An agent's budgets live with the kernel that owns it. Totals are counted again from the journal at adoption, so a crash
-between reservation and settlement keeps what was reserved: an intent counts as spent.
+between reservation and settlement keeps what was reserved: an intent without an outcome holds what it reserved.
+
+INVARIANT: what is used and what is held never pass a limit together, but for a host that reports more than was asked of it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+from ringfence.kernel.rates import Bucket, matches
 from ringfence.policy.manifest_types import Budgets as Limits
+from ringfence.policy.units import Rate
 from ringfence.syscalls.errors import BudgetExhausted, QuotaExceeded
+
+AMOUNTS = ("tokens", "usd")
+"""Totals of which a call takes an amount that is known only afterwards; the others count calls."""
+
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetView:
-    """One line of `show`: `left` is None for a rate."""
+    """One line of `show` and `budget`.
+
+    Attributes:
+        kind: `total` or `rate`.
+        left: what a new call may still take; None for a rate.
+        reserved: held by calls under way.
+        origin: who set the limit: `manifest`, `operator` or `ceiling`.
+        period_ms: what the limit of a rate is counted over; None for a total, which never refills.
+        refill_ms: until a rate has its next turn; 0: now; None for a total.
+    """
 
     name: str
     kind: str
     limit: float
     used: float
     left: float | None
+    reserved: float = 0.0
+    origin: str = "manifest"
+    period_ms: int | None = None
+    refill_ms: int | None = None
 
 
-class _Bucket:
-    """A token bucket that holds at most one period's worth."""
+def plain(value: float) -> str:
+    """A number as people read it."""
+    return str(int(value)) if value == int(value) else f"{value:.6f}".rstrip("0")
 
-    __slots__ = ("_at", "_clock", "_tokens", "burst", "pattern", "per_s")
 
-    def __init__(self, pattern: str, count: float, period_s: float, clock: Callable[[], float]) -> None:
-        self.pattern = pattern
-        self.per_s = count / period_s
-        self.burst = max(1.0, count)
-        self._clock = clock
-        self._tokens = self.burst
-        self._at = clock()
-
-    def take(self) -> float:
-        """Take one token, perhaps from the future. Returns seconds to wait until it is there."""
-        now = self._clock()
-        self._tokens = min(self.burst, self._tokens + (now - self._at) * self.per_s)
-        self._at = now
-        self._tokens -= 1.0
-        return 0.0 if self._tokens >= 0 else -self._tokens / self.per_s
+class Set(Protocol):
+    """A limit that an operator set, as it is stored."""
 
     @property
-    def wait(self) -> float:
-        """Seconds until the last token that was given out is there."""
-        return -self._tokens / self.per_s
-
-    def give_back(self) -> None:
-        """Return a token that was not used."""
-        self._tokens += 1.0
+    def name(self) -> str:
+        """A total, or the action pattern of a rate."""
+        ...
 
     @property
-    def used(self) -> float:
-        """Tokens gone from the bucket now."""
-        now = self._clock()
-        return max(0.0, self.burst - min(self.burst, self._tokens + (now - self._at) * self.per_s))
+    def amount(self) -> float:
+        """The limit."""
+        ...
+
+    @property
+    def period_s(self) -> float | None:
+        """What a rate is counted over; None for a total."""
+        ...
 
 
-def _matches(pattern: str, action: str) -> bool:
-    return pattern in ("*", action) or (pattern.endswith(".*") and action.startswith(pattern[:-1]))
+def limits_of(records: Iterable[Set]) -> Limits:
+    """Stored limits, as `Budgets` takes them."""
+    rates: dict[str, Rate] = {}
+    totals: dict[str, float] = {}
+    for record in records:
+        if record.period_s is None:
+            totals[record.name] = record.amount
+        else:
+            rates[record.name] = Rate(count=int(record.amount), per_s=record.period_s)
+    return Limits(rate=rates, total=totals)
 
 
 class Budgets:
@@ -76,17 +95,61 @@ class Budgets:
         ceilings: Limits | None,
         spent: Mapping[str, float],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        held: Mapping[str, float] | None = None,
+        overrides: Limits | None = None,
     ) -> None:
         self._agent = agent
-        self._totals = dict(limits.total)
-        above = ceilings or Limits()
-        for name, value in above.total.items():
-            self._totals[name] = min(value, self._totals.get(name, value))
-        rates = list(limits.rate.items()) + list(above.rate.items())
-        self._buckets = [_Bucket(pattern, rate.count, rate.per_s, clock) for pattern, rate in rates]
+        self._clock = clock
+        self._manifest = limits
         self._spent = {"calls": 0.0, "destructive": 0.0, "tokens": 0.0, "usd": 0.0, **spent}
-        self._by_action: dict[str, tuple[_Bucket, ...]] = {}
-        self._calls_limit = self._totals.get("calls")
+        self._held = {"tokens": 0.0, "usd": 0.0, **(held or {})}
+        self._totals: dict[str, tuple[float, str]] = {}
+        self._buckets: list[Bucket] = []
+        self._by_action: dict[str, tuple[Bucket, ...]] = {}
+        self.context_max_tokens: int | None = None
+        self.overrides = overrides or Limits()
+        self.relimited = asyncio.Event()
+        self.freed = asyncio.Event()
+        self.relimit(ceilings, self.overrides)
+
+    # -- limits ---------------------------------------------------------------------------------------------------
+
+    def relimit(self, ceilings: Limits | None, overrides: Limits) -> None:
+        """Put other limits in force; what waits for a rate takes its turn anew.
+
+        Args:
+            ceilings: the operator's, for all agents.
+            overrides: the operator's, for this agent; they stand in place of the manifest's.
+        """
+        above, self.overrides = ceilings or Limits(), overrides
+        self._totals = {name: (value, "manifest") for name, value in self._manifest.total.items()}
+        self._totals |= {name: (value, "operator") for name, value in overrides.total.items()}
+        for name, value in above.total.items():
+            if name not in self._totals or value < self._totals[name][0]:
+                self._totals[name] = (value, "ceiling")
+        full = {(b.pattern, b.origin == "ceiling"): b for b in self._buckets}
+        rates = [(p, r, "manifest") for p, r in self._manifest.rate.items() if p not in overrides.rate]
+        rates += [(p, r, "operator") for p, r in overrides.rate.items()]
+        rates += [(p, r, "ceiling") for p, r in above.rate.items()]
+        self._buckets = [
+            Bucket(p, r, origin, self._clock, full.get((p, origin == "ceiling"))) for p, r, origin in rates
+        ]
+        self._by_action = {}
+        windows = [w for w in (self._manifest.context_max_tokens, above.context_max_tokens) if w is not None]
+        self.context_max_tokens = min(windows, default=None)
+        self._wake()
+
+    def _wake(self) -> None:
+        self.relimited.set()
+        self.relimited = asyncio.Event()
+        self._free()
+
+    def _free(self) -> None:
+        self.freed.set()
+        self.freed = asyncio.Event()
+
+    # -- totals ---------------------------------------------------------------------------------------------------
 
     def begin_run(self) -> None:
         """Count the totals afresh, for another run of a scheduled agent; rates go on."""
@@ -99,21 +162,82 @@ class Budgets:
         Raises:
             BudgetExhausted: less than `amount` is left.
         """
+        if not self.fits(name, amount):
+            raise self._exhausted(name, amount)
+        kept = self._held if name in AMOUNTS else self._spent
+        kept[name] = kept.get(name, 0.0) + amount
+
+    def fits(self, name: str, amount: float, *, when_settled: bool = False) -> bool:
+        """Whether a total has room; with `when_settled`, whether it would if calls under way took nothing."""
         limit = self._totals.get(name)
-        used = self._spent.get(name, 0.0)
-        if limit is not None and used + amount > limit:
-            raise BudgetExhausted(
-                f"budget `{name}` is spent: limit {limit:g}, used {used:g}, asked {amount:g}; "
-                f"raise `budgets.total.{name}` in the manifest of `{self._agent}` and submit it again",
-                budget=name,
-                limit=f"{limit:g}",
-                used=f"{used:g}",
-            )
-        self._spent[name] = used + amount
+        if limit is None:
+            return True
+        held = 0.0 if when_settled else self._held.get(name, 0.0)
+        return self._spent.get(name, 0.0) + held + amount <= limit[0] + _ROUNDING
 
     def release(self, name: str, amount: float = 1.0) -> None:
         """Give back what was reserved for a call that did not run."""
-        self._spent[name] = max(0.0, self._spent.get(name, 0.0) - amount)
+        kept = self._held if name in AMOUNTS else self._spent
+        kept[name] = max(0.0, kept.get(name, 0.0) - amount)
+        if name in AMOUNTS:
+            self._free()
+
+    def settle(self, reserved: Mapping[str, float], used: Mapping[str, float]) -> None:
+        """A call took so much of what it held."""
+        for name, amount in reserved.items():
+            if name in AMOUNTS:
+                self.release(name, amount)
+                self._spent[name] += used.get(name, 0.0)
+
+    def unsettle(self, used: Mapping[str, float]) -> None:
+        """Take back what was settled: a later word counts."""
+        for name, amount in used.items():
+            self._spent[name] = max(0.0, self._spent[name] - amount)
+
+    def _exhausted(self, name: str, amount: float) -> BudgetExhausted:
+        limit, origin = self._totals[name]
+        used, held = self._spent.get(name, 0.0), self._held.get(name, 0.0)
+        left = max(0.0, limit - used - held)
+        busy = f", reserved by calls under way {plain(held)}" if held else ""
+        more = f"ringfence budget {self._agent} set {name} {plain(used + held + amount)}"
+        if origin == "ceiling":
+            more = f"raise `ceilings.budgets.total.{name}` in the kernel file and reload it, then {more}"
+        again = (
+            "make the call again when those have ended, or "
+            if self.fits(name, amount, when_settled=True)
+            else ""
+        )
+        return BudgetExhausted(
+            f"budget `{name}` is spent: limit {plain(limit)}, used {plain(used)}{busy}, asked {plain(amount)}, "
+            f"left {plain(left)}; it never refills by itself; {again}raise it: {more}",
+            budget=name,
+            limit=plain(limit),
+            used=plain(used),
+            reserved=plain(held),
+            left=plain(left),
+            asked=plain(amount),
+            reset="never",
+        )
+
+    # -- context --------------------------------------------------------------------------------------------------
+
+    def check_context(self, tokens: int) -> None:
+        """Refuse a prompt that does not fit the window.
+
+        Raises:
+            QuotaExceeded: it is too long; nothing was sent.
+        """
+        limit = self.context_max_tokens
+        if limit is not None and tokens > limit:
+            raise QuotaExceeded(
+                f"the prompt has about {tokens} tokens and `budgets.context.max_tokens` is {limit}; nothing was sent: "
+                "send fewer or shorter messages, or raise the limit in the manifest and submit it again",
+                quota="context",
+                limit=str(limit),
+                used=str(tokens),
+            )
+
+    # -- rates ----------------------------------------------------------------------------------------------------
 
     def rate_wait(self, action: str, deadline_s: float) -> float:
         """Take one token from every rate of the action. Returns seconds to wait before it may run.
@@ -123,7 +247,7 @@ class Budgets:
         """
         buckets = self._by_action.get(action)
         if buckets is None:
-            buckets = tuple(b for b in self._buckets if _matches(b.pattern, action))
+            buckets = tuple(b for b in self._buckets if matches(b.pattern, action))
             self._by_action[action] = buckets
         if not buckets:
             return 0.0
@@ -131,8 +255,11 @@ class Budgets:
         if wait > deadline_s:
             for bucket in buckets:
                 bucket.give_back()
+            rate = next(b for b in buckets if b.pattern == worst)
             raise QuotaExceeded(
-                f"rate `{worst}` is full for {wait:.1f} s, longer than the call's deadline; try again then",
+                f"rate `{worst}` of {plain(rate.burst)} in {plain(rate.period_s)} s is used up and has its next turn in "
+                f"{wait:.1f} s, later than the call's deadline; try again then, or the operator raises it: "
+                f"ringfence budget {self._agent} set {worst} N/s",
                 rate=worst,
                 retry_after_ms=str(int(wait * 1000)),
             )
@@ -142,7 +269,7 @@ class Budgets:
         """Whether a rate counts this action."""
         buckets = self._by_action.get(action)
         if buckets is None:
-            return any(_matches(bucket.pattern, action) for bucket in self._buckets)
+            return any(matches(bucket.pattern, action) for bucket in self._buckets)
         return bool(buckets)
 
     def slowest(self, action: str) -> str:
@@ -150,25 +277,39 @@ class Budgets:
         buckets = self._by_action.get(action, ())
         return max(buckets, key=lambda bucket: bucket.wait).pattern if buckets else ""
 
+    # -- what people see ------------------------------------------------------------------------------------------
+
     def view(self) -> list[BudgetView]:
         """Every rate and total with what is used."""
-        totals = [
-            BudgetView(
-                name=name,
-                kind="total",
-                limit=limit,
-                used=self._spent.get(name, 0.0),
-                left=max(0.0, limit - self._spent.get(name, 0.0)),
-            )
-            for name, limit in sorted(self._totals.items())
-        ]
+        totals = [self._view(name) for name in sorted(self._totals)]
         rates = [
-            BudgetView(name=b.pattern, kind="rate", limit=b.burst, used=round(b.used, 3), left=None)
+            BudgetView(
+                name=b.pattern,
+                kind="rate",
+                limit=b.burst,
+                used=round(b.used, 3),
+                left=None,
+                origin=b.origin,
+                period_ms=round(b.period_s * 1000),
+                refill_ms=round(b.refill_s * 1000),
+            )
             for b in self._buckets
         ]
         return totals + rates
 
+    def _view(self, name: str) -> BudgetView:
+        limit, origin = self._totals[name]
+        used, held = self._spent.get(name, 0.0), self._held.get(name, 0.0)
+        left = max(0.0, limit - used - held)
+        return BudgetView(
+            name=name, kind="total", limit=limit, used=used, left=left, reserved=held, origin=origin
+        )
+
+    def has_room(self, name: str) -> bool:
+        """Whether anything at all is left of a total."""
+        return name not in self._totals or (self._view(name).left or 0.0) > _ROUNDING
+
     @property
     def spent(self) -> Mapping[str, float]:
-        """Totals used so far by name."""
+        """Totals used so far by name, without what calls under way hold."""
         return self._spent

@@ -324,6 +324,8 @@ class Dispatcher:
         wait = thread.budgets.rate_wait(row.action, flight.deadline_s)
         if wait > 0:
             await self._admission.wait(flight, wait)
+        if flight.plan.reserve:
+            await self._admission.make_room(flight)
         self._admission.reserve(flight)
         if flight.owes_uses:
             await flight.use_grants()
@@ -355,8 +357,11 @@ class Dispatcher:
         while True:
             row = flight.journal_row(Phase.INTENT)
             idempotent = b"true" if flight.plan.idempotent else b"false"
-            row.body = (
-                b'{"arguments":' + flight.canonical + b',"idempotent":' + idempotent + b"," + flight.explain()
+            row.body = b"".join(
+                (
+                    *(b"{", flight.amounts("reserved"), b'"arguments":', flight.canonical),
+                    *(b',"idempotent":', idempotent, b",", flight.explain()),
+                )
             )
             try:
                 await self._core.append(Entry(row=row, epoch=flight.epoch))
@@ -372,7 +377,7 @@ class Dispatcher:
 
     async def _write_outcome(self, flight: Flight, payload: bytes) -> None:
         """The second commit. A mere read is withheld if its right was revoked meanwhile; an effect is recorded always."""
-        reads = flight.row.recovery is Recovery.REPEAT
+        reads = flight.row.recovery is Recovery.REPEAT and not flight.plan.reserve
         if not reads:
             row = flight.outcome_row("ok", payload)
             await self._core.append_outcome(row)

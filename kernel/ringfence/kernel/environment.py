@@ -16,7 +16,8 @@ from ringfence.kernel.shelves import AgentArtifacts, AgentMemory
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.types import Limits, Sandbox
 from ringfence.sandbox.workspace import Workspace
-from ringfence.syscalls.base import HttpResource, SqlResource, StateValue
+from ringfence.syscalls.base import StateValue
+from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
 
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/sbin")
 
@@ -103,6 +104,7 @@ class AgentEnvironment:
         state: SharedState,
         http: Mapping[str, HttpResource],
         sql: Mapping[str, SqlResource],
+        llm: Mapping[str, LlmResource],
         rights: Rights,
     ) -> None:
         self.agent = agent
@@ -122,6 +124,7 @@ class AgentEnvironment:
         self.state = state
         self.http = http
         self.sql = sql
+        self.llm = llm
         self._rights = rights
         self._masks: set[str] | None = None
         self._lock = asyncio.Lock()

@@ -257,22 +257,6 @@ class Flight(FlightState):
             await self.use_grants()
             return
 
-    def reserve(self, name: str) -> None:
-        """Reserve one of a total for this call, once.
-
-        Raises:
-            BudgetExhausted: it is spent.
-        """
-        if name not in self.reserved:
-            self.thread.budgets.reserve(name)
-            self.reserved = (*self.reserved, name)
-
-    def give_back(self) -> None:
-        """Give back what was reserved: the call did not run."""
-        for name in self.reserved:
-            self.thread.budgets.release(name)
-        self.reserved = ()
-
     # -- errors ---------------------------------------------------------------------------------------------------
 
     def denial(self, judgement: Judgement) -> SyscallError:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from ringfence.kernel.asking import evidence
 from ringfence.kernel.journal.types import ApprovalRecord, Phase, Row, StoredRow
+from ringfence.kernel.spending import Spending
 from ringfence.syscalls.base import Plan, Question
 from ringfence.syscalls.errors import SyscallError
 
@@ -23,7 +24,7 @@ NEWEST = 1 << 62
 """Position of a row taken from memory: newer than any that was read."""
 
 
-class FlightState:
+class FlightState(Spending):
     """A call from its acceptance to its outcome, as far as it is data."""
 
     __slots__ = (
@@ -57,14 +58,12 @@ class FlightState:
         "progress",
         "questions",
         "rerun",
-        "reserved",
         "rights",
         "row",
         "staged",
         "started_us",
         "step",
         "task",
-        "thread",
         "used",
         "waits_for",
     )
@@ -83,8 +82,8 @@ class FlightState:
         step: int,
         deadline_s: float,
     ) -> None:
+        super().__init__(thread)
         self._core = core
-        self.thread = thread
         self.row = row
         self.arguments = arguments
         self.canonical = canonical
@@ -105,7 +104,6 @@ class FlightState:
         self.rights: Rights | None = None
         self.memo: dict[str, Any] = {}
         self.used: frozenset[str] = frozenset()
-        self.reserved: tuple[str, ...] = ()
         self.rerun = False
         self.extra_rules: list[str] = []
         self.extra_grants: list[str] = []
@@ -171,8 +169,9 @@ class FlightState:
         row = self.journal_row(Phase.OUTCOME)
         row.outcome = outcome
         row.duration_us = time.time_ns() // 1000 - self.started_us
-        head = b"{" if self.intent_written else b'{"arguments":' + self.canonical + b","
-        row.body = b"".join((head, payload, self.explain()))
+        head = b"" if self.intent_written else b'"arguments":' + self.canonical + b","
+        used = self.amounts("used", ran=outcome not in ("denied", "refused"))
+        row.body = b"".join((b"{", used, head, payload, self.explain()))
         return row
 
     def stored(self, row: Row) -> StoredRow:

@@ -19,6 +19,7 @@ from ringfence.kernel.thread import Thread
 from ringfence.syscalls.base import Recovery
 from ringfence.syscalls.codec import Decoded, decode_arguments
 from ringfence.syscalls.errors import (
+    BudgetExhausted,
     Conflict,
     Fenced,
     InvalidRequest,
@@ -133,7 +134,14 @@ class Outcomes:
         self._keep(flight, row)
         if error.outcome == "unknown":
             await self.show_unknown(flight.thread)
-        return Answer(step=flight.step, failure=error)
+        return Answer(step=flight.step, failure=error, park=self._parks(flight.thread, error))
+
+    @staticmethod
+    def _parks(thread: Thread, error: SyscallError) -> str:
+        """What an agent that has spent a total waits for: a person, unless its program wants to hear of it."""
+        if isinstance(error, BudgetExhausted) and thread.manifest.budgets.on_exhausted == "park":
+            return f"budget `{error.metadata.get('budget', '')}`"
+        return ""
 
     async def show_unknown(self, thread: Thread) -> None:
         """Show that an agent needs a person to settle an outcome; one that an operator froze or ended stays so."""

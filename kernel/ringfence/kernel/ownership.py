@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ringfence.kernel.budgets import Budgets
+from ringfence.kernel.budgets import Budgets, limits_of
 from ringfence.kernel.config import Layout
 from ringfence.kernel.core import Core
 from ringfence.kernel.environment import (
@@ -73,6 +73,7 @@ class Ownership:
         lineage = Lineage.of(record.branch, branches)
         before_run = next(b.cut_step for b in branches if b.branch == lineage.root)
         counts = await self.core.store.counts(record.key, before_run)
+        used, held = await self.core.store.amounts(record.key, before_run)
         thread = Thread(
             record=record,
             manifest=manifest,
@@ -81,7 +82,9 @@ class Ownership:
                 record.id,
                 manifest.budgets,
                 self.resources.file.ceilings.budgets,
-                {"calls": counts.get("calls", 0), "destructive": counts.get("destructive", 0)},
+                {"calls": counts.get("calls", 0), "destructive": counts.get("destructive", 0), **used},
+                held=held,
+                overrides=limits_of(await self.core.store.budgets(record.key)),
             ),
             environment=self._environment(record, manifest, rights),
             lineage=lineage,
@@ -217,5 +220,6 @@ class Ownership:
             state=SharedState(self.core.store),
             http=self.resources.http,
             sql=self.resources.sql,
+            llm=self.resources.llm,
             rights=rights,
         )

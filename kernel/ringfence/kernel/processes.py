@@ -29,7 +29,7 @@ from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
 from ringfence.kernel.waits import show
 from ringfence.sandbox.types import Exit, ExitReason, Program, ProgramSpec, Sandbox, SandboxError
-from ringfence.syscalls.errors import JournalUnavailable, Killed
+from ringfence.syscalls.errors import BudgetExhausted, JournalUnavailable, Killed
 
 log = logging.getLogger(__name__)
 
@@ -350,7 +350,18 @@ class Processes:
             if (thread.generation, thread.branch) != asked_by or thread.state == "killed":
                 return  # an operator was faster: it is ended, rolled back or started again
             await self.end_program(thread)
+            if self._room_again(thread, answer):
+                await self.start_or_fail(thread)
+                return
             await self._settle(thread, "parked", waiting_for=answer.park, error=error)
+
+    @staticmethod
+    def _room_again(thread: Thread, answer: Answer) -> bool:
+        """Whether the total that ran out was raised, or calls under way gave some back, before the agent was parked."""
+        if not isinstance(answer.failure, BudgetExhausted):
+            return False
+        facts = answer.failure.metadata
+        return thread.budgets.fits(facts["budget"], float(facts["asked"]))
 
     async def pause(self, thread: Thread) -> None:
         """Freeze the program."""

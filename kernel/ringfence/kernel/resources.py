@@ -15,7 +15,8 @@ from ringfence.kernel.secrets import NoSuchSecret, Secrets, SecretsError
 from ringfence.policy.kernel_file import KernelFile, parse_kernel_file
 from ringfence.policy.problems import ManifestError
 from ringfence.policy.resources import ResourceDecl, SecretRef
-from ringfence.syscalls.base import Effect, HttpResource, SqlResource
+from ringfence.syscalls.base import Effect
+from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
 
 EMPTY_FILE = "apiVersion: ringfence/v1\nkind: Kernel\nspec: {}\n"
 
@@ -41,6 +42,7 @@ class Resources:
     error: str = ""
     http: dict[str, HttpResource] = field(default_factory=dict[str, HttpResource])
     sql: dict[str, SqlResource] = field(default_factory=dict[str, SqlResource])
+    llm: dict[str, LlmResource] = field(default_factory=dict[str, LlmResource])
 
     @classmethod
     def load(cls, path: Path | None, secrets: Secrets, embedded: Mapping[str, str]) -> Resources:
@@ -71,6 +73,8 @@ class Resources:
                 found.http[name] = _http(declared, secrets)
             elif declared.type == "postgres":
                 found.sql[name] = _sql(declared, secrets, embedded)
+            else:
+                found.llm[name] = _llm(declared, secrets)
         return found
 
     def fill(self, secret: str, secrets: Secrets) -> list[str]:
@@ -83,12 +87,18 @@ class Resources:
                 self.http[name] = _http(declared, secrets)
             elif declared.type == "postgres":
                 self.sql[name] = _sql(declared, secrets, {})
+            else:
+                self.llm[name] = _llm(declared, secrets)
             changed.append(name)
         return changed
 
     def unavailable(self) -> list[dict[str, str]]:
         """Resources that no call can use, each with the reason and what to do."""
-        found: list[HttpResource | SqlResource] = [*self.http.values(), *self.sql.values()]
+        found: list[HttpResource | SqlResource | LlmResource] = [
+            *self.http.values(),
+            *self.sql.values(),
+            *self.llm.values(),
+        ]
         return [
             {"name": resource.name, "reason": resource.unavailable}
             for resource in sorted(found, key=lambda item: item.name)
@@ -122,6 +132,29 @@ def _reveal(value: str | SecretRef, secrets: Secrets) -> str:
     if not text:
         raise _SecretMissing(f"secret `{name}` holds nothing but blanks; {hint}")
     return text
+
+
+def _llm(declared: ResourceDecl, secrets: Secrets) -> LlmResource:
+    try:
+        headers, hidden = _credential(declared, secrets)
+        unavailable = ""
+    except _SecretMissing as error:
+        headers, hidden, unavailable = {}, [], str(error)
+    return LlmResource(
+        name=declared.name,
+        base=declared.base,
+        headers=headers,
+        models=declared.models,
+        price_input=declared.price_input,
+        price_output=declared.price_output,
+        max_output=declared.max_output,
+        limit_key=declared.limit_key,
+        external=declared.effect == "external",
+        untrusted=declared.untrusted,
+        timeout_s=declared.timeout_s,
+        secrets=tuple(hidden),
+        unavailable=unavailable,
+    )
 
 
 def _http(declared: ResourceDecl, secrets: Secrets) -> HttpResource:

@@ -47,6 +47,7 @@ class _Body(msgspec.Struct):
     artifact: str | None = None
     error: dict[str, Any] | None = None
     grants: list[str] = []
+    reserved: dict[str, float] = {}
 
 
 _decode = msgspec.json.Decoder(_Body).decode
@@ -76,6 +77,11 @@ async def answer_from(row: StoredRow, blobs: Blobs, purged: frozenset[str]) -> A
 def used_grants(intent: StoredRow) -> frozenset[str]:
     """Grants that a call rested on when its intent was written; the uses of limited ones are used up."""
     return frozenset(_decode(intent.body).grants)
+
+
+def reserved_amounts(intent: StoredRow) -> dict[str, float]:
+    """What a call held of tokens and dollars when its intent was written."""
+    return _decode(intent.body).reserved
 
 
 def error_payload(error: SyscallError) -> bytes:

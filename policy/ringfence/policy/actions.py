@@ -9,7 +9,6 @@ from ringfence.policy.problems import PatternError
 from ringfence.v1 import options_pb2, syscalls_pb2
 
 _PLANNED: Final = (
-    "llm.complete",
     "llm.embed",
     "spawn",
 )

@@ -60,12 +60,17 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
-    """Quotas and budgets: rates by action pattern, totals by name, and the context window."""
+    """Quotas and budgets: rates by action pattern, totals by name, and the context window.
+
+    Attributes:
+        on_exhausted: what becomes of an agent that has spent a total: `park`, or `refuse` the call alone.
+    """
 
     rate: Mapping[str, Rate] = field(default_factory=dict[str, Rate])
     total: Mapping[str, float] = field(default_factory=dict[str, float])
     context_max_tokens: int | None = None
     context_on_overflow: str = "refuse"
+    on_exhausted: str = "park"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -17,7 +17,10 @@ from ringfence.policy.strict_yaml import Items, Node, Scalar, Table
 KEYS: Final = {
     "postgres": ("type", "dsn", "embedded", "environment", "untrusted"),
     "http": ("type", "base", "auth", "effects", "idempotency_header", "environment", "untrusted", "timeout"),
-    "llm": ("type", "base", "protocol", "models", "price", "auth", "environment", "untrusted", "timeout"),
+    "llm": (
+        *("type", "base", "protocol", "models", "price", "max_output", "limit_key", "effect"),
+        *("auth", "environment", "untrusted", "timeout"),
+    ),
     "auth": ("bearer", "basic", "header"),
     "basic": ("username", "password"),
     "header": ("name", "value"),
@@ -30,6 +33,8 @@ TYPES: Final = ("postgres", "http", "llm")
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "*")
 EFFECTS: Final = ("read", "write", "destroy", "external")
 PROTOCOLS: Final = ("openai",)
+LIMIT_KEYS: Final = ("max_tokens", "max_completion_tokens")
+LLM_EFFECTS: Final = ("read", "external")
 _RESOURCE: Final = re.compile(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", re.ASCII)
 _EMBEDDED: Final = re.compile(r"[a-z][a-z0-9_]{0,61}", re.ASCII)
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII)
@@ -38,6 +43,7 @@ _OWN_HEADERS: Final = frozenset(
 )
 _URL_DSN: Final = re.compile(r"postgres(ql)?://\S+")
 _MAX_PRICE: Final = 1e6
+_MAX_OUTPUT: Final = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +99,9 @@ class ResourceDecl:
         models: llm: patterns of the model names it serves.
         price_input: llm: US dollars for a million tokens read.
         price_output: llm: the same for tokens written.
+        max_output: llm: most tokens that one reply may have, and what a call without a limit of its own gets.
+        limit_key: llm: the request's key that carries this limit; newer models take another.
+        effect: llm: `external` where a call leaves something behind, else `read`.
     """
 
     name: str
@@ -110,6 +119,9 @@ class ResourceDecl:
     models: tuple[str, ...] = ()
     price_input: float = 0.0
     price_output: float = 0.0
+    max_output: int = 4096
+    limit_key: str = "max_tokens"
+    effect: str = "read"
     line: int = field(default=0, compare=False)
 
     def secrets(self) -> tuple[str, ...]:
@@ -326,7 +338,29 @@ def _llm(reader: Reader, base: ResourceDecl, nodes: Mapping[str, Node]) -> Resou
     return replace(
         base,
         models=tuple(models) or ("*",),
+        max_output=_max_output(reader, base, nodes.get("max_output")),
+        limit_key=_one_of(reader, base, nodes, "limit_key", LIMIT_KEYS),
+        effect=_one_of(reader, base, nodes, "effect", LLM_EFFECTS),
         protocol=protocol,
         price_input=price["input"],
         price_output=price["output"],
     )
+
+
+def _one_of(
+    reader: Reader, base: ResourceDecl, nodes: Mapping[str, Node], key: str, choices: Sequence[str]
+) -> str:
+    first = choices[0]
+    return reader.choice(nodes[key], f"{base.name}.{key}", choices, first) if key in nodes else first
+
+
+def _max_output(reader: Reader, base: ResourceDecl, node: Node | None) -> int:
+    if node is None:
+        return base.max_output
+    value = reader.count(node, f"{base.name}.max_output", float(base.max_output))
+    if value != int(value) or not 1 <= value <= _MAX_OUTPUT:
+        reader.wrong(
+            node, f"`{base.name}.max_output` is no number of tokens", "write one such as `4096` or `16k`"
+        )
+        return base.max_output
+    return int(value)

@@ -103,6 +103,7 @@ def _budgets() -> Schema:
                 {"max_tokens": _COUNT, "on_overflow": _words("page", "refuse")},
                 ("max_tokens",),
             ),
+            "on_exhausted": _words("park", "refuse"),
         },
     )
 
@@ -217,6 +218,9 @@ def kernel_schema() -> Schema:
                 "protocol": _words(*resources.PROTOCOLS),
                 "models": {"type": "array", "items": _TEXT, "minItems": 1},
                 "price": _object(resources.KEYS["price"], {"input": number, "output": number}),
+                "max_output": _COUNT,
+                "limit_key": _words(*resources.LIMIT_KEYS),
+                "effect": _words(*resources.LLM_EFFECTS),
             },
             ("base",),
         ),

@@ -18,7 +18,7 @@ from ringfence.policy.manifest_types import (
     Schedule,
 )
 from ringfence.policy.problems import PatternError
-from ringfence.policy.reader import Reader
+from ringfence.policy.reader import Fields, Reader
 from ringfence.policy.schedule import cron_problem
 from ringfence.policy.schedule import zone as find_zone
 from ringfence.policy.strict_yaml import Items, Node, Scalar
@@ -31,7 +31,7 @@ KEYS: Final = {
     "mount": ("source", "target"),
     "when": ("action", "if", "then", "require"),
     "require": ("fresh",),
-    "budgets": ("rate", "total", "context"),
+    "budgets": ("rate", "total", "context", "on_exhausted"),
     "context": ("max_tokens", "on_overflow"),
     "approvals": ("expire", "linger"),
     "restart": ("policy", "max", "resume"),
@@ -284,21 +284,41 @@ def read_budgets(reader: Reader, node: Node, what: str = "spec.budgets") -> Budg
             totals[key] = reader.count(value, f"{what}.total.{key}", 0.0)
             if key != "usd" and totals[key] != int(totals[key]):
                 reader.wrong(value, f"`{what}.total.{key}` is not a whole number", "write a whole number")
+    tokens, overflow = _read_context(reader, fields, what)
+    exhausted = "park"
+    if "on_exhausted" in fields:
+        exhausted = reader.choice(
+            fields["on_exhausted"][1], f"{what}.on_exhausted", ("park", "refuse"), exhausted
+        )
+    return Budgets(
+        rate=rates,
+        total=totals,
+        context_max_tokens=tokens,
+        context_on_overflow=overflow,
+        on_exhausted=exhausted,
+    )
+
+
+def _read_context(reader: Reader, fields: Fields, what: str) -> tuple[int | None, str]:
     tokens, overflow = None, "refuse"
-    if "context" in fields:
-        place, context = fields["context"]
-        inner = reader.mapping(context, f"{what}.context", KEYS["context"])
-        if "max_tokens" in inner:
-            tokens = int(reader.count(inner["max_tokens"][1], f"{what}.context.max_tokens", 1.0))
-        else:
-            reader.wrong(context, f"`{what}.context.max_tokens` is missing", "add `max_tokens: 128k`")
-        if "on_overflow" in inner:
-            choices = ("page", "refuse")
-            overflow = reader.choice(
-                inner["on_overflow"][1], f"{what}.context.on_overflow", choices, overflow
-            )
-        reader.unsupported(place, "`budgets.context`", "leave it out")
-    return Budgets(rate=rates, total=totals, context_max_tokens=tokens, context_on_overflow=overflow)
+    if "context" not in fields:
+        return tokens, overflow
+    context = fields["context"][1]
+    inner = reader.mapping(context, f"{what}.context", KEYS["context"])
+    if "max_tokens" in inner:
+        tokens = int(reader.count(inner["max_tokens"][1], f"{what}.context.max_tokens", 1.0))
+    else:
+        reader.wrong(context, f"`{what}.context.max_tokens` is missing", "add `max_tokens: 128k`")
+    if "on_overflow" in inner:
+        choices = ("page", "refuse")
+        overflow = reader.choice(inner["on_overflow"][1], f"{what}.context.on_overflow", choices, overflow)
+    if overflow == "page":
+        reader.unsupported(
+            inner["on_overflow"][1],
+            "`on_overflow: page`",
+            "write `refuse`: a prompt that is too long is refused",
+        )
+    return tokens, overflow
 
 
 def read_approvals(reader: Reader, node: Node) -> Approvals:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bringfence/v1/operator.proto\x12\x0cringfence.v1\"\x18\n\x08\x44ocument\x12\x0c\n\x04json\x18\x01 \x01(\x0c\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x0f\n\rStatusRequest\"\x0f\n\rReloadRequest\"#\n\x0fShutdownRequest\x12\x10\n\x08\x64rain_ms\x18\x01 \x01(\x03\"[\n\rSubmitRequest\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.ringfence.v1.SubmitHeaderH\x00\x12\x13\n\tworkspace\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05\x66rame\"M\n\x0cSubmitHeader\x12\x10\n\x08manifest\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05input\x18\x04 \x01(\x0c\"\x1d\n\x0c\x41gentRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\"F\n\x0bSendRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x11\n\x04text\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04json\x18\x03 \x01(\x0c\x42\x07\n\x05_text\"\x15\n\x13ScheduleListRequest\"\x1a\n\x0bListRequest\x12\x0b\n\x03\x61ll\x18\x01 \x01(\x08\"<\n\x0bLogsRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\x12\x0e\n\x06stderr\x18\x03 \x01(\x08\"-\n\x0cStepsRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"*\n\x0bPullRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"M\n\x0cGrantRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0c\n\x04rule\x18\x02 \x01(\t\x12\x12\n\nexpires_ms\x18\x03 \x01(\x03\x12\x0c\n\x04uses\x18\x04 \x01(\x03\"Q\n\rRevokeRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x15\n\rrule_or_grant\x18\x02 \x01(\t\x12\x0b\n\x03\x61ll\x18\x03 \x01(\x08\x12\r\n\x05purge\x18\x04 \x01(\x08\".\n\rPointsRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0e\n\x06verify\x18\x02 \x01(\x08\"Z\n\x0fRollbackRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\t\x12\x0f\n\x07preview\x18\x03 \x01(\x08\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\r\n\x05start\x18\x05 \x01(\x08\"6\n\x0b\x44iffRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0c\n\x04\x66rom\x18\x02 \x01(\t\x12\n\n\x02to\x18\x03 \x01(\t\"N\n\x0eResolveRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x0e\n\x06result\x18\x04 \x01(\t\",\n\x0c\x41uditRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\r\n\x05since\x18\x02 \x01(\t\"\x14\n\x12\x41uditVerifyRequest\"D\n\x11PolicyCanIRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12\x10\n\x08resource\x18\x03 \x01(\t\"*\n\x0bStepRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"/\n\x10SecretSetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x13\n\x11SecretListRequest\"#\n\x13SecretRemoveRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\".\n\x10\x41pprovalsRequest\x12\x0b\n\x03\x61ll\x18\x01 \x01(\x08\x12\r\n\x05\x61gent\x18\x02 \x01(\t\"\x1d\n\x0f\x41pprovalRequest\x12\n\n\x02id\x18\x01 \x01(\t\"?\n\x0e\x41pproveRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\targuments\x18\x02 \x01(\x0c\x12\x0e\n\x06reason\x18\x03 \x01(\t\")\n\x0b\x44\x65nyRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xef\x12\n\x0fOperatorService\x12=\n\x06Status\x12\x1b.ringfence.v1.StatusRequest\x1a\x16.ringfence.v1.Document\x12=\n\x06Reload\x12\x1b.ringfence.v1.ReloadRequest\x1a\x16.ringfence.v1.Document\x12\x41\n\x08Shutdown\x12\x1d.ringfence.v1.ShutdownRequest\x1a\x16.ringfence.v1.Document\x12?\n\x06Submit\x12\x1b.ringfence.v1.SubmitRequest\x1a\x16.ringfence.v1.Document(\x01\x12:\n\x04Wait\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12\x39\n\x04List\x12\x19.ringfence.v1.ListRequest\x1a\x16.ringfence.v1.Document\x12:\n\x04Show\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12\x38\n\x04Logs\x12\x19.ringfence.v1.LogsRequest\x1a\x13.ringfence.v1.Chunk0\x01\x12=\n\x05Steps\x12\x1a.ringfence.v1.StepsRequest\x1a\x16.ringfence.v1.Document0\x01\x12;\n\x05Pause\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12<\n\x06Resume\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12;\n\x05Start\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12:\n\x04Kill\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12\x39\n\x04Send\x12\x19.ringfence.v1.SendRequest\x1a\x16.ringfence.v1.Document\x12\x38\n\x04Pull\x12\x19.ringfence.v1.PullRequest\x1a\x13.ringfence.v1.Chunk0\x01\x12;\n\x05Grant\x12\x1a.ringfence.v1.GrantRequest\x1a\x16.ringfence.v1.Document\x12=\n\x06Revoke\x12\x1b.ringfence.v1.RevokeRequest\x1a\x16.ringfence.v1.Document\x12=\n\x06Points\x12\x1b.ringfence.v1.PointsRequest\x1a\x16.ringfence.v1.Document\x12\x41\n\x08Rollback\x12\x1d.ringfence.v1.RollbackRequest\x1a\x16.ringfence.v1.Document\x12\x39\n\x04\x44iff\x12\x19.ringfence.v1.DiffRequest\x1a\x16.ringfence.v1.Document\x12?\n\x07Resolve\x12\x1c.ringfence.v1.ResolveRequest\x1a\x16.ringfence.v1.Document\x12=\n\x05\x41udit\x12\x1a.ringfence.v1.AuditRequest\x1a\x16.ringfence.v1.Document0\x01\x12G\n\x0b\x41uditVerify\x12 .ringfence.v1.AuditVerifyRequest\x1a\x16.ringfence.v1.Document\x12@\n\nPolicyShow\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12\x45\n\nPolicyCanI\x12\x1f.ringfence.v1.PolicyCanIRequest\x1a\x16.ringfence.v1.Document\x12\x42\n\rPolicyExplain\x12\x19.ringfence.v1.StepRequest\x1a\x16.ringfence.v1.Document\x12\x43\n\tApprovals\x12\x1e.ringfence.v1.ApprovalsRequest\x1a\x16.ringfence.v1.Document\x12\x45\n\x0c\x41pprovalShow\x12\x1d.ringfence.v1.ApprovalRequest\x1a\x16.ringfence.v1.Document\x12?\n\x07\x41pprove\x12\x1c.ringfence.v1.ApproveRequest\x1a\x16.ringfence.v1.Document\x12\x39\n\x04\x44\x65ny\x12\x19.ringfence.v1.DenyRequest\x1a\x16.ringfence.v1.Document\x12I\n\x0cScheduleList\x12!.ringfence.v1.ScheduleListRequest\x1a\x16.ringfence.v1.Document\x12\x43\n\rSchedulePause\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12\x44\n\x0eScheduleResume\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12\x41\n\x0bScheduleRun\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12\x43\n\tSecretSet\x12\x1e.ringfence.v1.SecretSetRequest\x1a\x16.ringfence.v1.Document\x12\x45\n\nSecretList\x12\x1f.ringfence.v1.SecretListRequest\x1a\x16.ringfence.v1.Document\x12I\n\x0cSecretRemove\x12!.ringfence.v1.SecretRemoveRequest\x1a\x16.ringfence.v1.Documentb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bringfence/v1/operator.proto\x12\x0cringfence.v1\"\x18\n\x08\x44ocument\x12\x0c\n\x04json\x18\x01 \x01(\x0c\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x0f\n\rStatusRequest\"\x0f\n\rReloadRequest\"#\n\x0fShutdownRequest\x12\x10\n\x08\x64rain_ms\x18\x01 \x01(\x03\"[\n\rSubmitRequest\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.ringfence.v1.SubmitHeaderH\x00\x12\x13\n\tworkspace\x18\x02 \x01(\x0cH\x00\x42\x07\n\x05\x66rame\"M\n\x0cSubmitHeader\x12\x10\n\x08manifest\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05input\x18\x04 \x01(\x0c\"\x1d\n\x0c\x41gentRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\"F\n\x0bSendRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x11\n\x04text\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04json\x18\x03 \x01(\x0c\x42\x07\n\x05_text\"\x15\n\x13ScheduleListRequest\"\x1a\n\x0bListRequest\x12\x0b\n\x03\x61ll\x18\x01 \x01(\x08\"<\n\x0bLogsRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\x12\x0e\n\x06stderr\x18\x03 \x01(\x08\"-\n\x0cStepsRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"*\n\x0bPullRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\";\n\rBudgetRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\t\"M\n\x0cGrantRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0c\n\x04rule\x18\x02 \x01(\t\x12\x12\n\nexpires_ms\x18\x03 \x01(\x03\x12\x0c\n\x04uses\x18\x04 \x01(\x03\"Q\n\rRevokeRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x15\n\rrule_or_grant\x18\x02 \x01(\t\x12\x0b\n\x03\x61ll\x18\x03 \x01(\x08\x12\r\n\x05purge\x18\x04 \x01(\x08\".\n\rPointsRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0e\n\x06verify\x18\x02 \x01(\x08\"Z\n\x0fRollbackRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\n\n\x02to\x18\x02 \x01(\t\x12\x0f\n\x07preview\x18\x03 \x01(\x08\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\r\n\x05start\x18\x05 \x01(\x08\"6\n\x0b\x44iffRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0c\n\x04\x66rom\x18\x02 \x01(\t\x12\n\n\x02to\x18\x03 \x01(\t\"N\n\x0eResolveRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07outcome\x18\x03 \x01(\t\x12\x0e\n\x06result\x18\x04 \x01(\t\",\n\x0c\x41uditRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\r\n\x05since\x18\x02 \x01(\t\"\x14\n\x12\x41uditVerifyRequest\"D\n\x11PolicyCanIRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x02 \x01(\t\x12\x10\n\x08resource\x18\x03 \x01(\t\"*\n\x0bStepRequest\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"/\n\x10SecretSetRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"\x13\n\x11SecretListRequest\"#\n\x13SecretRemoveRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\".\n\x10\x41pprovalsRequest\x12\x0b\n\x03\x61ll\x18\x01 \x01(\x08\x12\r\n\x05\x61gent\x18\x02 \x01(\t\"\x1d\n\x0f\x41pprovalRequest\x12\n\n\x02id\x18\x01 \x01(\t\"?\n\x0e\x41pproveRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x11\n\targuments\x18\x02 \x01(\x0c\x12\x0e\n\x06reason\x18\x03 \x01(\t\")\n\x0b\x44\x65nyRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t2\xae\x13\n\x0fOperatorService\x12=\n\x06Status\x12\x1b.ringfence.v1.StatusRequest\x1a\x16.ringfence.v1.Document\x12=\n\x06Reload\x12\x1b.ringfence.v1.ReloadRequest\x1a\x16.ringfence.v1.Document\x12\x41\n\x08Shutdown\x12\x1d.ringfence.v1.ShutdownRequest\x1a\x16.ringfence.v1.Document\x12?\n\x06Submit\x12\x1b.ringfence.v1.SubmitRequest\x1a\x16.ringfence.v1.Document(\x01\x12:\n\x04Wait\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12\x39\n\x04List\x12\x19.ringfence.v1.ListRequest\x1a\x16.ringfence.v1.Document\x12:\n\x04Show\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12\x38\n\x04Logs\x12\x19.ringfence.v1.LogsRequest\x1a\x13.ringfence.v1.Chunk0\x01\x12=\n\x05Steps\x12\x1a.ringfence.v1.StepsRequest\x1a\x16.ringfence.v1.Document0\x01\x12;\n\x05Pause\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12<\n\x06Resume\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12;\n\x05Start\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12:\n\x04Kill\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12\x39\n\x04Send\x12\x19.ringfence.v1.SendRequest\x1a\x16.ringfence.v1.Document\x12\x38\n\x04Pull\x12\x19.ringfence.v1.PullRequest\x1a\x13.ringfence.v1.Chunk0\x01\x12=\n\x06\x42udget\x12\x1b.ringfence.v1.BudgetRequest\x1a\x16.ringfence.v1.Document\x12;\n\x05Grant\x12\x1a.ringfence.v1.GrantRequest\x1a\x16.ringfence.v1.Document\x12=\n\x06Revoke\x12\x1b.ringfence.v1.RevokeRequest\x1a\x16.ringfence.v1.Document\x12=\n\x06Points\x12\x1b.ringfence.v1.PointsRequest\x1a\x16.ringfence.v1.Document\x12\x41\n\x08Rollback\x12\x1d.ringfence.v1.RollbackRequest\x1a\x16.ringfence.v1.Document\x12\x39\n\x04\x44iff\x12\x19.ringfence.v1.DiffRequest\x1a\x16.ringfence.v1.Document\x12?\n\x07Resolve\x12\x1c.ringfence.v1.ResolveRequest\x1a\x16.ringfence.v1.Document\x12=\n\x05\x41udit\x12\x1a.ringfence.v1.AuditRequest\x1a\x16.ringfence.v1.Document0\x01\x12G\n\x0b\x41uditVerify\x12 .ringfence.v1.AuditVerifyRequest\x1a\x16.ringfence.v1.Document\x12@\n\nPolicyShow\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12\x45\n\nPolicyCanI\x12\x1f.ringfence.v1.PolicyCanIRequest\x1a\x16.ringfence.v1.Document\x12\x42\n\rPolicyExplain\x12\x19.ringfence.v1.StepRequest\x1a\x16.ringfence.v1.Document\x12\x43\n\tApprovals\x12\x1e.ringfence.v1.ApprovalsRequest\x1a\x16.ringfence.v1.Document\x12\x45\n\x0c\x41pprovalShow\x12\x1d.ringfence.v1.ApprovalRequest\x1a\x16.ringfence.v1.Document\x12?\n\x07\x41pprove\x12\x1c.ringfence.v1.ApproveRequest\x1a\x16.ringfence.v1.Document\x12\x39\n\x04\x44\x65ny\x12\x19.ringfence.v1.DenyRequest\x1a\x16.ringfence.v1.Document\x12I\n\x0cScheduleList\x12!.ringfence.v1.ScheduleListRequest\x1a\x16.ringfence.v1.Document\x12\x43\n\rSchedulePause\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12\x44\n\x0eScheduleResume\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12\x41\n\x0bScheduleRun\x12\x1a.ringfence.v1.AgentRequest\x1a\x16.ringfence.v1.Document\x12\x43\n\tSecretSet\x12\x1e.ringfence.v1.SecretSetRequest\x1a\x16.ringfence.v1.Document\x12\x45\n\nSecretList\x12\x1f.ringfence.v1.SecretListRequest\x1a\x16.ringfence.v1.Document\x12I\n\x0cSecretRemove\x12!.ringfence.v1.SecretRemoveRequest\x1a\x16.ringfence.v1.Documentb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -59,40 +59,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STEPSREQUEST']._serialized_end=598
   _globals['_PULLREQUEST']._serialized_start=600
   _globals['_PULLREQUEST']._serialized_end=642
-  _globals['_GRANTREQUEST']._serialized_start=644
-  _globals['_GRANTREQUEST']._serialized_end=721
-  _globals['_REVOKEREQUEST']._serialized_start=723
-  _globals['_REVOKEREQUEST']._serialized_end=804
-  _globals['_POINTSREQUEST']._serialized_start=806
-  _globals['_POINTSREQUEST']._serialized_end=852
-  _globals['_ROLLBACKREQUEST']._serialized_start=854
-  _globals['_ROLLBACKREQUEST']._serialized_end=944
-  _globals['_DIFFREQUEST']._serialized_start=946
-  _globals['_DIFFREQUEST']._serialized_end=1000
-  _globals['_RESOLVEREQUEST']._serialized_start=1002
-  _globals['_RESOLVEREQUEST']._serialized_end=1080
-  _globals['_AUDITREQUEST']._serialized_start=1082
-  _globals['_AUDITREQUEST']._serialized_end=1126
-  _globals['_AUDITVERIFYREQUEST']._serialized_start=1128
-  _globals['_AUDITVERIFYREQUEST']._serialized_end=1148
-  _globals['_POLICYCANIREQUEST']._serialized_start=1150
-  _globals['_POLICYCANIREQUEST']._serialized_end=1218
-  _globals['_STEPREQUEST']._serialized_start=1220
-  _globals['_STEPREQUEST']._serialized_end=1262
-  _globals['_SECRETSETREQUEST']._serialized_start=1264
-  _globals['_SECRETSETREQUEST']._serialized_end=1311
-  _globals['_SECRETLISTREQUEST']._serialized_start=1313
-  _globals['_SECRETLISTREQUEST']._serialized_end=1332
-  _globals['_SECRETREMOVEREQUEST']._serialized_start=1334
-  _globals['_SECRETREMOVEREQUEST']._serialized_end=1369
-  _globals['_APPROVALSREQUEST']._serialized_start=1371
-  _globals['_APPROVALSREQUEST']._serialized_end=1417
-  _globals['_APPROVALREQUEST']._serialized_start=1419
-  _globals['_APPROVALREQUEST']._serialized_end=1448
-  _globals['_APPROVEREQUEST']._serialized_start=1450
-  _globals['_APPROVEREQUEST']._serialized_end=1513
-  _globals['_DENYREQUEST']._serialized_start=1515
-  _globals['_DENYREQUEST']._serialized_end=1556
-  _globals['_OPERATORSERVICE']._serialized_start=1559
-  _globals['_OPERATORSERVICE']._serialized_end=3974
+  _globals['_BUDGETREQUEST']._serialized_start=644
+  _globals['_BUDGETREQUEST']._serialized_end=703
+  _globals['_GRANTREQUEST']._serialized_start=705
+  _globals['_GRANTREQUEST']._serialized_end=782
+  _globals['_REVOKEREQUEST']._serialized_start=784
+  _globals['_REVOKEREQUEST']._serialized_end=865
+  _globals['_POINTSREQUEST']._serialized_start=867
+  _globals['_POINTSREQUEST']._serialized_end=913
+  _globals['_ROLLBACKREQUEST']._serialized_start=915
+  _globals['_ROLLBACKREQUEST']._serialized_end=1005
+  _globals['_DIFFREQUEST']._serialized_start=1007
+  _globals['_DIFFREQUEST']._serialized_end=1061
+  _globals['_RESOLVEREQUEST']._serialized_start=1063
+  _globals['_RESOLVEREQUEST']._serialized_end=1141
+  _globals['_AUDITREQUEST']._serialized_start=1143
+  _globals['_AUDITREQUEST']._serialized_end=1187
+  _globals['_AUDITVERIFYREQUEST']._serialized_start=1189
+  _globals['_AUDITVERIFYREQUEST']._serialized_end=1209
+  _globals['_POLICYCANIREQUEST']._serialized_start=1211
+  _globals['_POLICYCANIREQUEST']._serialized_end=1279
+  _globals['_STEPREQUEST']._serialized_start=1281
+  _globals['_STEPREQUEST']._serialized_end=1323
+  _globals['_SECRETSETREQUEST']._serialized_start=1325
+  _globals['_SECRETSETREQUEST']._serialized_end=1372
+  _globals['_SECRETLISTREQUEST']._serialized_start=1374
+  _globals['_SECRETLISTREQUEST']._serialized_end=1393
+  _globals['_SECRETREMOVEREQUEST']._serialized_start=1395
+  _globals['_SECRETREMOVEREQUEST']._serialized_end=1430
+  _globals['_APPROVALSREQUEST']._serialized_start=1432
+  _globals['_APPROVALSREQUEST']._serialized_end=1478
+  _globals['_APPROVALREQUEST']._serialized_start=1480
+  _globals['_APPROVALREQUEST']._serialized_end=1509
+  _globals['_APPROVEREQUEST']._serialized_start=1511
+  _globals['_APPROVEREQUEST']._serialized_end=1574
+  _globals['_DENYREQUEST']._serialized_start=1576
+  _globals['_DENYREQUEST']._serialized_end=1617
+  _globals['_OPERATORSERVICE']._serialized_start=1620
+  _globals['_OPERATORSERVICE']._serialized_end=4098
 # @@protoc_insertion_point(module_scope)

@@ -360,6 +360,36 @@ class PullRequest(_message.Message):
 Global___PullRequest: _TypeAlias = PullRequest  # noqa: Y015
 
 @_typing.final
+class BudgetRequest(_message.Message):
+    """Asks for budgets, or sets one limit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """Id or name."""
+    name: _builtins.str
+    """A total (`calls`, `tokens`, `usd`, `destructive`) or the action of a rate. Empty: only show."""
+    value: _builtins.str
+    """The limit, such as `200k` or `20/s`; `manifest`: the manifest's own."""
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        name: _builtins.str = ...,
+        value: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "name", b"name", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BudgetRequest: _TypeAlias = BudgetRequest  # noqa: Y015
+
+@_typing.final
 class GrantRequest(_message.Message):
     """Adds a permission."""
 

@@ -1542,6 +1542,149 @@ class HttpDeleteResponse(_message.Message):
 Global___HttpDeleteResponse: _TypeAlias = HttpDeleteResponse  # noqa: Y015
 
 @_typing.final
+class LlmCompleteRequest(_message.Message):
+    """Arguments of llm.complete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
+    RESOURCE_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    RESPONSE_FORMAT_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    SEED_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """Name of the model."""
+    max_tokens: _builtins.int
+    """Most tokens of the reply. 0: the host's own limit."""
+    temperature: _builtins.float
+    """Sampling temperature. Unset: the model's."""
+    stream: _builtins.bool
+    """Whether the host sends the reply in parts, so that a cut one is not lost as a whole."""
+    resource: _builtins.str
+    """Declared host. Empty: the one that serves the model."""
+    top_p: _builtins.float
+    """Nucleus sampling. Unset: the model's."""
+    seed: _builtins.int
+    """Seed of the sampling."""
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[_struct_pb2.Value]:
+        """Messages as the host's protocol has them: `role`, `content` and what else it knows."""
+
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[_struct_pb2.Value]:
+        """Tools that the model may call, as the host's protocol has them."""
+
+    @_builtins.property
+    def tool_choice(self) -> _struct_pb2.Value:
+        """Which tool has to be called. Unset: the model decides."""
+
+    @_builtins.property
+    def response_format(self) -> _struct_pb2.Value:
+        """Form of the reply, such as a JSON schema."""
+
+    @_builtins.property
+    def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Texts that end the reply."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        messages: _abc.Iterable[_struct_pb2.Value] | None = ...,
+        max_tokens: _builtins.int = ...,
+        temperature: _builtins.float | None = ...,
+        tools: _abc.Iterable[_struct_pb2.Value] | None = ...,
+        stream: _builtins.bool = ...,
+        resource: _builtins.str = ...,
+        tool_choice: _struct_pb2.Value | None = ...,
+        response_format: _struct_pb2.Value | None = ...,
+        stop: _abc.Iterable[_builtins.str] | None = ...,
+        top_p: _builtins.float | None = ...,
+        seed: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "response_format", b"response_format", "seed", b"seed", "temperature", b"temperature", "tool_choice", b"tool_choice", "top_p", b"top_p"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "max_tokens", b"max_tokens", "messages", b"messages", "model", b"model", "resource", b"resource", "response_format", b"response_format", "seed", b"seed", "stop", b"stop", "stream", b"stream", "temperature", b"temperature", "tool_choice", b"tool_choice", "tools", b"tools", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
+    _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
+    _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
+    _WhichOneofArgType__temperature: _TypeAlias = _typing.Literal["_temperature", b"_temperature"]  # noqa: Y015
+    _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
+    _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__temperature) -> _WhichOneofReturnType__temperature | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+
+Global___LlmCompleteRequest: _TypeAlias = LlmCompleteRequest  # noqa: Y015
+
+@_typing.final
+class LlmCompleteResponse(_message.Message):
+    """Result of llm.complete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    RESOURCE_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    ESTIMATED_FIELD_NUMBER: _builtins.int
+    COST_USD_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Text of the reply."""
+    finish_reason: _builtins.str
+    """Why it ended, as the host says: `stop`, `length`, `tool_calls` and others."""
+    model: _builtins.str
+    """Model that answered, as the host says."""
+    resource: _builtins.str
+    """Declared host."""
+    prompt_tokens: _builtins.int
+    """Tokens read."""
+    completion_tokens: _builtins.int
+    """Tokens written."""
+    estimated: _builtins.bool
+    """Whether the host gave no usage, so that the kernel counted."""
+    cost_usd: _builtins.float
+    """Cost in US dollars by the declared price."""
+    @_builtins.property
+    def message(self) -> _struct_pb2.Value:
+        """The whole message, with the tools that the model wants called."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        message: _struct_pb2.Value | None = ...,
+        finish_reason: _builtins.str = ...,
+        model: _builtins.str = ...,
+        resource: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        completion_tokens: _builtins.int = ...,
+        estimated: _builtins.bool = ...,
+        cost_usd: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "cost_usd", b"cost_usd", "estimated", b"estimated", "finish_reason", b"finish_reason", "message", b"message", "model", b"model", "prompt_tokens", b"prompt_tokens", "resource", b"resource", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LlmCompleteResponse: _TypeAlias = LlmCompleteResponse  # noqa: Y015
+
+@_typing.final
 class SqlReadRequest(_message.Message):
     """Arguments of sql.read."""
 

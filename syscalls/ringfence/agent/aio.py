@@ -13,6 +13,7 @@ from ringfence.agent.aio_session import AsyncSession
 from ringfence.agent.aio_state import AsyncCheckpoint, AsyncState
 from ringfence.agent.core import PATIENCE_S
 from ringfence.agent.lanes import Lane, TaskLanes
+from ringfence.agent.models import AsyncModels
 from ringfence.agent.values import Answer, Identity
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class AsyncRingfence:
         exec: commands in a sandbox.
         http: declared HTTP resources.
         sql: declared databases.
+        llm: language models of declared hosts.
         state: versioned values shared between agents.
         messages: messages to and from other agents.
         memory: texts to find again.
@@ -53,6 +55,7 @@ class AsyncRingfence:
         self.exec = AsyncExec(caller)
         self.http = AsyncHttp(caller)
         self.sql = AsyncSql(caller)
+        self.llm = AsyncModels(caller)
         self.state = AsyncState(caller)
         self.messages = AsyncMessages(caller)
         self.memory = AsyncMemory(caller)

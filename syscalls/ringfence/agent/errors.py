@@ -120,6 +120,10 @@ class CallFailed(RingfenceError):
     """The call ran and failed in an ordinary way: the target answered with an error."""
 
 
+class ReplyCut(RingfenceError):
+    """A model's reply ended too early: `metadata["partial"]` is what came, `tokens` and `usd` what was charged."""
+
+
 class CommandFailed(CallFailed):
     """A command of `exec.run(…, check=True)` did not exit with 0.
 

@@ -11,6 +11,7 @@ from ringfence.agent.calls import Caller
 from ringfence.agent.core import PATIENCE_S
 from ringfence.agent.exchange import Artifacts, Memory, Messages
 from ringfence.agent.lanes import Lane, ThreadLanes
+from ringfence.agent.models import Models
 from ringfence.agent.namespaces import Exec, Files, Http, Sql
 from ringfence.agent.session import Session
 from ringfence.agent.state import Checkpoint, State, Upgrader
@@ -34,6 +35,7 @@ class Ringfence:
         exec: commands in a sandbox.
         http: declared HTTP resources.
         sql: declared databases.
+        llm: language models of declared hosts.
         state: versioned values shared between agents.
         messages: messages to and from other agents.
         memory: texts to find again.
@@ -53,6 +55,7 @@ class Ringfence:
         self.exec = Exec(caller)
         self.http = Http(caller)
         self.sql = Sql(caller)
+        self.llm = Models(caller)
         self.state = State(caller)
         self.messages = Messages(caller)
         self.memory = Memory(caller)

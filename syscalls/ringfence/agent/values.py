@@ -216,3 +216,32 @@ class Identity:
     agent: str
     thread: str
     branch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A model's reply.
+
+    Attributes:
+        text: its text; empty where the model only wants tools called.
+        message: the whole message as the host sent it; append it to `messages` to go on.
+        tool_calls: tools that the model wants called.
+        finish_reason: why it ended, as the host says: `stop`, `length`, `tool_calls` and others.
+        model: the model that answered, as the host says.
+        resource: the declared host.
+        prompt_tokens: tokens read.
+        completion_tokens: tokens written.
+        estimated: whether the host gave no usage, so that the kernel counted.
+        cost_usd: by the declared price.
+    """
+
+    text: str
+    message: dict[str, Any]
+    tool_calls: tuple[dict[str, Any], ...]
+    finish_reason: str
+    model: str
+    resource: str
+    prompt_tokens: int
+    completion_tokens: int
+    estimated: bool
+    cost_usd: float

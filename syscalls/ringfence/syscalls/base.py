@@ -24,6 +24,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -31,6 +32,7 @@ from ringfence.policy.types import Resource, Verdict
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.types import Limits, Sandbox
 from ringfence.sandbox.workspace import Workspace
+from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
 from ringfence.syscalls.lent import Lent
 
 
@@ -54,6 +56,9 @@ class Recovery(Enum):
     KEYED = 6
 
 
+NOTHING_RESERVED: Mapping[str, float] = MappingProxyType({})
+
+
 class Rerun(Enum):
     """Answer of `recover`: no effect happened, so the call is run again from its start."""
 
@@ -75,6 +80,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         questions: all must be allowed.
         effect: raised above the row's for this call, or None.
         idempotent: False for an external call whose resource takes no key; recovery then reports it as unknown.
+        reserve: amounts of totals (`tokens`, `usd`) that the call may take at most; reserved before it runs.
+        context_tokens: tokens that are sent to a model, for the context quota; 0: none are.
         data: whatever `run` wants to find again in `call.plan.data`.
     """
 
@@ -82,6 +89,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     questions: tuple[Question, ...]
     effect: Effect | None = None
     idempotent: bool = True
+    reserve: Mapping[str, float] = NOTHING_RESERVED
+    context_tokens: int = 0
     data: Any = None
 
 
@@ -140,47 +149,6 @@ class StateValue:
 
     value: bytes | None
     version: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpResource:
-    """An HTTP target declared by the operator.
-
-    Attributes:
-        base: URL without trailing slash, canonical.
-        headers: added to every request; hold the credential.
-        effects: `(method, path pattern) -> effect`, first match counts; method `*` is any.
-        idempotency_header: header that carries the effect id; None: the target takes no key.
-        secrets: values that must not appear in a recorded response.
-        unavailable: why no call may use it, and what the operator does about it; empty: it can be used.
-    """
-
-    name: str
-    base: str
-    headers: Mapping[str, str]
-    effects: Sequence[tuple[str, str, Effect]]
-    idempotency_header: str | None
-    untrusted: bool = False
-    timeout_s: float = 30.0
-    secrets: Sequence[str] = ()
-    unavailable: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SqlResource:
-    """A PostgreSQL target declared by the operator.
-
-    Attributes:
-        dsn: how to connect to it; holds the credential.
-        unavailable: why no call may use it, and what the operator does about it; empty: it can be used.
-    """
-
-    name: str
-    dsn: str
-    unavailable: str = ""
-
-    def __repr__(self) -> str:
-        return f"SqlResource(name={self.name!r}, unavailable={self.unavailable!r})"
 
 
 class NeedsApproval(Exception):
@@ -267,6 +235,11 @@ class Env(Lent, Protocol):
     @property
     def sql(self) -> Mapping[str, SqlResource]:
         """SQL resources by name."""
+        ...
+
+    @property
+    def llm(self) -> Mapping[str, LlmResource]:
+        """Hosts of language models by name."""
         ...
 
     def visible(self, action: str, path: str) -> bool:
@@ -363,6 +336,10 @@ class Call(Protocol):
     @property
     def progress(self) -> bytes | None:
         """What the crashed attempt recorded last, else None."""
+        ...
+
+    def settle(self, used: Mapping[str, float]) -> None:
+        """Say what the call really took of what its plan reserved; the last word counts. Unsaid: all of it."""
         ...
 
     def add_point(self, covers: Sequence[str], kind: str, size_bytes: int) -> None:

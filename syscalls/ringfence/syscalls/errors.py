@@ -166,6 +166,13 @@ class CallFailed(SyscallError):
     outcome = "error"
 
 
+class ReplyCut(SyscallError):
+    """A model's reply ended too early: `partial` is what came, `tokens` and `usd` what was charged for it."""
+
+    reason = "ReplyCut"
+    outcome = "error"
+
+
 class Internal(SyscallError):
     """A bug in Ringfence."""
 

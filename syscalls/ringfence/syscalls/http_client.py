@@ -1,8 +1,9 @@
 """Sending an HTTP call: one request, once, with the credential that the agent never sees.
 
 The clients of this process follow no redirects, keep no cookies, read no proxy settings from the environment
-and never retry. Whether the request had begun to leave is known exactly, from the transport's own trace, and
-decides between a plain failure and an unknown outcome.
+and never retry by themselves. Whether the request had begun to leave is known exactly, from the transport's own
+trace, and decides between a plain failure and an unknown outcome. An upstream that asks to be left alone is left
+alone by all agents; what may be sent twice is sent again after that.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, quote_plus
 
 import httpx
-from ringfence.syscalls.base import Call, Effect, HttpResource
+from ringfence.syscalls.base import Call, Effect
+from ringfence.syscalls.cooldown import ATTEMPTS_MAX, cooldown_of, wait_of
+from ringfence.syscalls.declared import HttpResource
 from ringfence.syscalls.errors import CallFailed, InvalidRequest, OutcomeUnknown, SnapshotFailed
 from ringfence.syscalls.refusals import outcome_unknown
 
@@ -48,7 +51,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class _Sent:
+class Sent:
     """Whether the request has begun to leave this process."""
 
     begun: bool = False
@@ -86,6 +89,7 @@ async def send(call: Call, body: bytes) -> Answer:
         CallFailed: nothing was sent, or sending it again does nothing twice; `sent` in the metadata says
             which.
         OutcomeUnknown: it may have arrived, and the target takes no key.
+        QuotaExceeded: the target asks its callers to wait for longer than this call can, or again and again.
         Revoked: from `check_live`, before anything is sent.
     """
     target: Target = call.plan.data
@@ -95,25 +99,41 @@ async def send(call: Call, body: bytes) -> Answer:
             f"`{target.method}` on `{resource.name}` destroys data and can't be undone: "
             "the resource declares no compensation; the operator can change its `effects`"
         )
-    sent = _Sent()
+    cooldown = cooldown_of(resource.name, resource.base)
+    await call.failpoint("before_effect")
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        await cooldown.wait(call)
+        answer = await _send_once(call, body)
+        wait_s = wait_of(answer.status, answer.headers, answer.body, attempt)
+        if wait_s is None:
+            await call.failpoint("after_effect")
+            return answer
+        cooldown.told(wait_s)
+        if not call.plan.idempotent:
+            # Only the agent knows whether what was refused may be sent again.
+            return answer
+    raise cooldown.exceeded(ATTEMPTS_MAX)
+
+
+async def _send_once(call: Call, body: bytes) -> Answer:
+    target: Target = call.plan.data
+    resource = target.resource
+    sent = Sent()
     request = _request(call, target, body, sent)
     timeout_s = min(resource.timeout_s, call.deadline_s)
     # A kept connection may be closed by the target just as it is used, which would leave the outcome unknown.
-    client = _client(keep=call.plan.idempotent)
-    await call.failpoint("before_effect")
+    client = client_of(keep=call.plan.idempotent)
     await call.check_live()
     try:
         async with asyncio.timeout(timeout_s):
-            answer = await _exchange(client, request, resource)
+            return await _exchange(client, request, resource)
     except TimeoutError:
         raise _failure(call, target, sent, f"did not answer within {timeout_s:g} s") from None
     except httpx.TransportError as error:
-        raise _failure(call, target, sent, _reason(error)) from None
-    await call.failpoint("after_effect")
-    return answer
+        raise _failure(call, target, sent, reason_of(error)) from None
 
 
-def _request(call: Call, target: Target, body: bytes, sent: _Sent) -> httpx.Request:
+def _request(call: Call, target: Target, body: bytes, sent: Sent) -> httpx.Request:
     headers = {
         "accept": "*/*",
         "user-agent": "ringfence",
@@ -161,20 +181,20 @@ async def _exchange(client: httpx.AsyncClient, request: httpx.Request, resource:
             parts.append(part)
     except httpx.DecodingError as error:
         raise CallFailed(
-            f"the answer of `{resource.name}` can't be decoded: {_reason(error)}", sent="yes"
+            f"the answer of `{resource.name}` can't be decoded: {reason_of(error)}", sent="yes"
         ) from None
     finally:
         await response.aclose()
-    secrets = _spellings(resource.secrets)
+    secrets = spellings_of(resource.secrets)
     headers = {
-        name.lower(): _redact(value.encode(), secrets).decode(errors="replace")
+        name.lower(): redact(value.encode(), secrets).decode(errors="replace")
         for name, value in response.headers.items()
         if name.lower() not in _DROPPED_HEADERS and not (encoding and name.lower() == "content-length")
     }
-    return Answer(status=response.status_code, headers=headers, body=_redact(b"".join(parts), secrets))
+    return Answer(status=response.status_code, headers=headers, body=redact(b"".join(parts), secrets))
 
 
-def _failure(call: Call, target: Target, sent: _Sent, what: str) -> CallFailed | OutcomeUnknown:
+def _failure(call: Call, target: Target, sent: Sent, what: str) -> CallFailed | OutcomeUnknown:
     name = target.resource.name
     if not sent.begun:
         return CallFailed(f"`{name}` {what}; nothing was sent", sent="no")
@@ -184,7 +204,7 @@ def _failure(call: Call, target: Target, sent: _Sent, what: str) -> CallFailed |
     return outcome_unknown(call, text, sent="maybe")
 
 
-def _reason(error: httpx.TransportError | httpx.DecodingError) -> str:
+def reason_of(error: httpx.TransportError | httpx.DecodingError) -> str:
     """What happened, on one line and without address or credential."""
     if isinstance(error, httpx.ConnectTimeout):
         return "can't be reached in time"
@@ -196,7 +216,7 @@ def _reason(error: httpx.TransportError | httpx.DecodingError) -> str:
     return f"broke the connection ({text[:200]})"
 
 
-def _spellings(secrets: Iterable[str]) -> list[bytes]:
+def spellings_of(secrets: Iterable[str]) -> list[bytes]:
     """The forms in which an echo may carry a secret, longest first, so that none leaves a part of another."""
     found: set[str] = set()
     for secret in filter(None, secrets):
@@ -205,7 +225,8 @@ def _spellings(secrets: Iterable[str]) -> list[bytes]:
     return sorted((text.encode() for text in found), key=len, reverse=True)
 
 
-def _redact(data: bytes, spellings: Iterable[bytes]) -> bytes:
+def redact(data: bytes, spellings: Iterable[bytes]) -> bytes:
+    """Take secrets out of what came back."""
     for spelling in spellings:
         data = data.replace(spelling, REDACTED.encode())
     return data
@@ -216,7 +237,8 @@ def _tls() -> ssl.SSLContext:
     return httpx.create_ssl_context(trust_env=False)
 
 
-def _client(*, keep: bool) -> httpx.AsyncClient:
+def client_of(*, keep: bool) -> httpx.AsyncClient:
+    """The client of this event loop, with connections that are kept or not."""
     loop = asyncio.get_running_loop()
     clients = next((item for item in _current if item.loop is loop), None)
     if clients is None:

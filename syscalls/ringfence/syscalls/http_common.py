@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final
 from ringfence.policy.canonical import UrlParts, canonical_port, canonical_url, split_url
 from ringfence.policy.matcher import match_url_path
 from ringfence.policy.problems import PatternError
-from ringfence.syscalls.base import Effect, Env, HttpResource, Plan, Question
+from ringfence.syscalls.base import Effect, Env, Plan, Question
+from ringfence.syscalls.declared import HttpResource
 from ringfence.syscalls.errors import InvalidRequest, NoSuchResource
 from ringfence.syscalls.refusals import refuse_unavailable
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ringfence.syscalls.base import Call, HttpResource, SqlResource
+from ringfence.syscalls.base import Call
+from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
 from ringfence.syscalls.errors import NoSuchResource, OutcomeUnknown
 
 
-def refuse_unavailable(resource: HttpResource | SqlResource) -> None:
+def refuse_unavailable(resource: HttpResource | LlmResource | SqlResource) -> None:
     """Refuse a resource that can't be used, for want of its secret.
 
     Raises:

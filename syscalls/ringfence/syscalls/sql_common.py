@@ -12,7 +12,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import sqlglot
-from ringfence.syscalls.base import Env, Question, SqlResource
+from ringfence.syscalls.base import Env, Question
+from ringfence.syscalls.declared import SqlResource
 from ringfence.syscalls.errors import InvalidRequest, NoSuchResource
 from ringfence.syscalls.refusals import refuse_unavailable
 from ringfence.syscalls.sql_lexer import Lexed, Token, lex

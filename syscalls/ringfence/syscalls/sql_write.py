@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from ringfence.syscalls.base import Call, Effect, Env, Plan, Question, Rerun, SqlResource
+from ringfence.syscalls.base import Call, Effect, Env, Plan, Question, Rerun
+from ringfence.syscalls.declared import SqlResource
 from ringfence.syscalls.errors import InvalidRequest
 from ringfence.syscalls.sql_common import (
     Kind,

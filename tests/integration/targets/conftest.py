@@ -19,7 +19,7 @@ from ringfence.policy.rules import parse_rule
 from ringfence.policy.types import Request, Verdict
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.syscalls import sql_read, sql_write
-from ringfence.syscalls.base import SqlResource
+from ringfence.syscalls.declared import SqlResource
 from ringfence.syscalls.errors import Denied
 from ringfence.syscalls.http_client import close_clients
 from ringfence.syscalls.sql_target.session import close_targets

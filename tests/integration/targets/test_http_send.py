@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ringfence.policy.engine import AgentPolicy
 from ringfence.syscalls import http_delete, http_get, http_head, http_patch, http_post, http_put
-from ringfence.syscalls.base import Effect, HttpResource
+from ringfence.syscalls.base import Effect
+from ringfence.syscalls.declared import HttpResource
 from ringfence.syscalls.errors import CallFailed, OutcomeUnknown, Revoked, SnapshotFailed
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ringfence.policy.engine import AgentPolicy
 from ringfence.policy.rules import parse_rule
 from ringfence.syscalls import sql_read
-from ringfence.syscalls.base import SqlResource
+from ringfence.syscalls.declared import SqlResource
 from ringfence.syscalls.errors import (
     CallFailed,
     Deadline,

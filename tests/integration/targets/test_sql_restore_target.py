@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from ringfence.syscalls import sql_write
-from ringfence.syscalls.base import Rerun, SqlResource
+from ringfence.syscalls.base import Rerun
+from ringfence.syscalls.declared import SqlResource
 from ringfence.syscalls.errors import CallFailed, Conflict, SnapshotFailed
 from ringfence.syscalls.sql_target.restore import plan_restore, restore, take_point
 from ringfence.syscalls.sql_target.session import close_targets

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from ringfence.syscalls.base import SqlResource
+from ringfence.syscalls.declared import SqlResource
 from ringfence.syscalls.errors import (
     Conflict,
     Deadline,

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 import pytest
 from google.protobuf import json_format, message_factory
 from ringfence import agent
-from ringfence.agent import aio_exchange, aio_namespaces, aio_state, exchange, namespaces, state
+from ringfence.agent import aio_exchange, aio_namespaces, aio_state, exchange, models, namespaces, state
 from ringfence.agent.aio import AsyncRingfence
 from ringfence.agent.call import rows
 from ringfence.agent.runtime import Ringfence
@@ -205,6 +205,7 @@ PAIRS = [
     (namespaces.Exec, aio_namespaces.AsyncExec),
     (namespaces.Http, aio_namespaces.AsyncHttp),
     (namespaces.Sql, aio_namespaces.AsyncSql),
+    (models.Models, models.AsyncModels),
     (state.State, aio_state.AsyncState),
     (exchange.Messages, aio_exchange.AsyncMessages),
     (exchange.Memory, aio_exchange.AsyncMemory),
@@ -227,6 +228,22 @@ def methods(kind: type) -> dict[str, list[tuple[str, object, object]]]:
 @pytest.mark.parametrize(("sync", "asynchronous"), PAIRS, ids=lambda kind: kind.__name__)
 def test_both_front_ends_have_the_same_methods(sync, asynchronous):
     assert methods(sync) == methods(asynchronous)
+
+
+def test_a_model_is_asked_and_its_reply_read(kernel, rf):
+    tool = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    kernel.bodies["llm.complete"] = lambda _: {
+        "text": "hi", "message": {"role": "assistant", "content": "hi", "tool_calls": [tool]},
+        "finish_reason": "stop", "model": "m", "resource": "host", "prompt_tokens": 3, "completion_tokens": 2,
+        "cost_usd": 0.5,
+    }  # fmt: skip
+    done = rf.llm.complete(model="m", messages=({"role": "user", "content": "x"},), max_tokens=5, stop=("a",))
+    assert kernel.arguments() == {
+        "model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "stop": ["a"],
+    }  # fmt: skip
+    assert (done.text, done.tool_calls, done.estimated, done.cost_usd) == ("hi", (tool,), False, 0.5)
+    with pytest.raises(agent.InvalidRequest):
+        rf.llm.complete(model="m", messages=[{"role": "user", "content": {1}}])
 
 
 async def test_the_asyncio_methods_answer_alike(kernel, files, values):

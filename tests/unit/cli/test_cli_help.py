@@ -38,6 +38,7 @@ CONTRACT = [
     "start",
     "kill",
     "pull",
+    "budget",
     "grant",
     "revoke",
     "points",

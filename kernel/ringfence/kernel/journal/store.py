@@ -8,6 +8,7 @@ from ringfence.kernel.journal.database import connect_pool
 from ringfence.kernel.journal.store_agents import AgentStore
 from ringfence.kernel.journal.store_approvals import ApprovalStore
 from ringfence.kernel.journal.store_atoms import AtomStore
+from ringfence.kernel.journal.store_budgets import BudgetStore
 from ringfence.kernel.journal.store_grants import GrantStore
 from ringfence.kernel.journal.store_journal import JournalStore
 from ringfence.kernel.journal.store_kernels import KernelStore
@@ -16,7 +17,15 @@ from ringfence.kernel.journal.store_schedules import ScheduleStore
 
 
 class Store(
-    KernelStore, AgentStore, GrantStore, ApprovalStore, JournalStore, ReplayStore, AtomStore, ScheduleStore
+    KernelStore,
+    AgentStore,
+    GrantStore,
+    ApprovalStore,
+    BudgetStore,
+    JournalStore,
+    ReplayStore,
+    AtomStore,
+    ScheduleStore,
 ):
     """The kernel's view of its database, on a pool of connections. Every method may raise Unavailable."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
@@ -28,6 +30,8 @@ async def list_agents(kernel: Kernel, everything: bool) -> dict[str, Any]:
     for row, record in zip(rows, records, strict=True):
         if row["steps"] is None:
             row["steps"] = int((await kernel.core.store.counts(record.key)).get("max_step", 0))
+            used, _ = await kernel.core.store.amounts(record.key)
+            row["tokens"], row["cost_usd"] = int(used["tokens"]), round(used["usd"], 6)
     return {"agents": rows}
 
 
@@ -77,10 +81,7 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
             }
             for g in grants
         ],
-        "budgets": [
-            {"name": b.name, "kind": b.kind, "limit": b.limit, "used": b.used, "left": b.left}
-            for b in thread.budgets.view()
-        ],
+        "budgets": [dataclasses.asdict(view) for view in thread.budgets.view()],
         "sandbox": {
             "backend": thread.environment.sandbox.name,
             "walls": [{"name": w.name, "ok": w.ok, "detail": w.detail} for w in await kernel.walls()],
@@ -135,7 +136,7 @@ async def logs(kernel: Kernel, name: str, *, follow: bool, stderr: bool) -> Asyn
 # -- steps ----------------------------------------------------------------------------------------------------------
 
 
-def step_document(intent: StoredRow | None, outcome: StoredRow | None) -> dict[str, Any]:
+def step_document(intent: StoredRow | None, outcome: StoredRow | None, attempts: int = 1) -> dict[str, Any]:
     """One step as scripts read it, from its intent, its outcome, or both."""
     row = outcome or intent
     assert row is not None  # noqa: S101 - a step has one of them
@@ -163,6 +164,9 @@ def step_document(intent: StoredRow | None, outcome: StoredRow | None) -> dict[s
         "effect_id": row.effect_id or None,
         "error": error["message"] if error else None,
         "reason": error["reason"] if error else None,
+        "attempts": attempts,
+        "reserved": None if outcome is not None else body.get("reserved"),
+        "used": body.get("used"),
     }
 
 
@@ -172,16 +176,20 @@ async def step_documents(
     """Steps in order, each once: of several rows of a step the newest outcome counts."""
     intents: dict[int, StoredRow] = {}
     outcomes: dict[int, StoredRow] = {}
+    attempts: Counter[int] = Counter()
     while True:
         rows = await kernel.core.store.steps_page(record.key, after, PAGE)
         if not rows:
             return
         intents.clear()
         outcomes.clear()
+        attempts.clear()
         for row in rows:
             (intents if row.phase is Phase.INTENT else outcomes)[row.step] = row
+            # A crash between effect and outcome leaves one; what goes on under it writes its own.
+            attempts[row.step] += row.phase is Phase.INTENT
         for step in sorted(intents.keys() | outcomes.keys()):
-            yield step_document(intents.get(step), outcomes.get(step))
+            yield step_document(intents.get(step), outcomes.get(step), max(1, attempts[step]))
         after = max(row.step for row in rows)
 
 

@@ -65,7 +65,9 @@ async def reload(kernel: Kernel, operator: str) -> dict[str, Any]:
     kernel.ownership.resources = new
     affected: list[dict[str, Any]] = []
     for thread in list(kernel.core.threads.values()):
-        thread.environment.http, thread.environment.sql = new.http, new.sql
+        environment = thread.environment
+        environment.http, environment.sql, environment.llm = new.http, new.sql, new.llm
+        thread.budgets.relimit(new.file.ceilings.budgets, thread.budgets.overrides)
         # What the new file denies ends here too, though no epoch moved: the answer means that it is in force.
         report = await settle_affected(thread, await thread.refresh(None))
         affected += [{"agent": thread.id, **call} for call in report]
@@ -73,7 +75,7 @@ async def reload(kernel: Kernel, operator: str) -> dict[str, Any]:
     return {
         "file": str(new.path) if new.path else None,
         "loaded_at": rfc3339(new.loaded_at),
-        "resources": sorted([*new.http, *new.sql]),
+        "resources": sorted([*new.http, *new.sql, *new.llm]),
         "unavailable": new.unavailable(),
         "affected": affected,
     }

@@ -119,8 +119,8 @@ def agent_row(kernel: Kernel, record: AgentRecord) -> dict[str, Any]:
         "state": thread.state if thread is not None else record.state,
         "process": kernel.processes.process_state(thread) if thread is not None else "none",
         "steps": thread.steps if thread is not None else None,
-        "tokens": 0,
-        "cost_usd": 0.0,
+        "tokens": int(thread.budgets.spent["tokens"]) if thread is not None else None,
+        "cost_usd": round(thread.budgets.spent["usd"], 6) if thread is not None else None,
         "age_ms": int(age.total_seconds() * 1000),
         "waiting_for": (thread.waiting_for if thread is not None else record.waiting_for) or None,
     }

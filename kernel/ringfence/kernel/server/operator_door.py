@@ -14,7 +14,17 @@ from google.protobuf import message_factory
 from google.protobuf.message import Message
 from ringfence.kernel.journal.types import JournalError
 from ringfence.kernel.kernel_log import place
-from ringfence.kernel.operations import agents, approvals, history, house, messages, rights, schedules, submit
+from ringfence.kernel.operations import (
+    agents,
+    approvals,
+    budgets,
+    history,
+    house,
+    messages,
+    rights,
+    schedules,
+    submit,
+)
 from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.problems import Problem
 from ringfence.kernel.server.status import abort_with_problem
@@ -50,6 +60,7 @@ UNARY: dict[str, Unary] = {
     "Send": lambda k, r, o: messages.send(
         k, r.agent, r.text if r.HasField("text") else None, r.json, operator=o
     ),
+    "Budget": lambda k, r, o: budgets.budget(k, r.agent, r.name, r.value, o),
     "Grant": lambda k, r, o: rights.grant(
         k, r.agent, r.rule, expires_ms=r.expires_ms, uses=r.uses, operator=o
     ),

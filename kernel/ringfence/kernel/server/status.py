@@ -22,6 +22,7 @@ CODES: dict[str, Any] = {
     "Diverged": rpc.StatusCode.FAILED_PRECONDITION,
     "IdempotencyMismatch": rpc.StatusCode.FAILED_PRECONDITION,
     "CallFailed": rpc.StatusCode.FAILED_PRECONDITION,
+    "ReplyCut": rpc.StatusCode.FAILED_PRECONDITION,
     "Fenced": rpc.StatusCode.ABORTED,
     "Conflict": rpc.StatusCode.ABORTED,
     "QuotaExceeded": rpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -13,7 +13,7 @@ from ringfence.syscalls.sql_target.records import Identity
 from ringfence.syscalls.sql_target.session import IDLE_TIMEOUT_S, Session, transaction
 
 if TYPE_CHECKING:
-    from ringfence.syscalls.base import SqlResource
+    from ringfence.syscalls.declared import SqlResource
 
 SETTLE_S: Final = IDLE_TIMEOUT_S + 10
 """Longer than the target lets a transaction idle, so that one nobody continues has ended by then."""

@@ -14,7 +14,8 @@ from ringfence.syscalls.sql_target.values import row_to_json, to_parameter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ringfence.syscalls.base import Call, SqlResource
+    from ringfence.syscalls.base import Call
+    from ringfence.syscalls.declared import SqlResource
     from ringfence.syscalls.sql_common import Statement
 
 ROWS_MAX: Final = 10_000

@@ -30,7 +30,7 @@ from ringfence.syscalls.sql_target.tables import TableInfo, inspect, lock_table
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ringfence.syscalls.base import SqlResource
+    from ringfence.syscalls.declared import SqlResource
     from ringfence.syscalls.sql_common import Table
 
 __all__ = [

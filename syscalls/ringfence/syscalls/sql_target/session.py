@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Sequence
 
     from psycopg.abc import Buffer
-    from ringfence.syscalls.base import SqlResource
+    from ringfence.syscalls.declared import SqlResource
 
 CONNECTIONS_MAX: Final = 4
 CONNECT_TIMEOUT_S: Final = 10

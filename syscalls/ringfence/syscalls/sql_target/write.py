@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from ringfence.sandbox.snapshots import SnapshotError
-from ringfence.syscalls.base import Call, Rerun, SqlResource
+from ringfence.syscalls.base import Call, Rerun
+from ringfence.syscalls.declared import SqlResource
 from ringfence.syscalls.errors import CallFailed, Conflict, InvalidRequest, OutcomeUnknown, SnapshotFailed
 from ringfence.syscalls.refusals import outcome_unknown
 from ringfence.syscalls.sql_common import Kind, Statement

@@ -89,6 +89,18 @@ create table grants (
 -- All grants of one agent, at every load of its policy.
 create index grants_agent on grants (agent);
 
+-- Limits that an operator set for one agent, in place of its manifest's.
+create table budgets (
+    agent    bigint not null references agents,
+    name     text not null,
+    kind     text not null check (kind in ('total', 'rate')),
+    amount   double precision not null check (amount >= 0),
+    period_s double precision check (period_s > 0),
+    set_by   text not null,
+    at       timestamptz not null default clock_timestamp(),
+    primary key (agent, name, kind)
+);
+
 -- What an owner settled, cancelled or listed when it took notice of an epoch.
 create table acks (
     agent  bigint not null references agents,

@@ -1,0 +1,102 @@
+"""Command that shows an agent's budgets and changes a limit while it runs: budget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+from ringfence.console import render
+from ringfence.console.documents import records
+from ringfence.console.durations import span
+from ringfence.console.errors import ConsoleError, ExitCode
+from ringfence.console.render import Column
+from ringfence.console.session import Commands, Session
+from ringfence.console.text import safe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+commands = Commands()
+_SET_WORDS = 3
+
+
+@commands.add(
+    "budget",
+    "ringfence budget invoice-bot",
+    "ringfence budget invoice-bot set tokens 500k",
+    "ringfence budget invoice-bot set http.get 20/s",
+    "ringfence budget invoice-bot set usd manifest",
+)
+@click.argument("agent")
+@click.argument("change", nargs=-1, metavar="[set NAME VALUE]")
+def budget(session: Session, agent: str, change: tuple[str, ...]) -> int:
+    """Show what is used and left; `set` changes a limit as it runs.
+
+    An agent that was parked for it goes on.
+
+    NAME is calls, tokens, usd or destructive, or an action with a rate. VALUE `manifest` goes back to the manifest's.
+    """
+    if change and (len(change) != _SET_WORDS or change[0] != "set"):
+        raise ConsoleError(
+            f"`{' '.join(change)}` is no change; write `set NAME VALUE`, such as `set tokens 500k`",
+            ExitCode.USAGE,
+        )
+    name, value = change[1:] if change else ("", "")
+    document = session.client().call("Budget", agent=agent, name=name, value=value)
+    if session.as_json:
+        render.emit(document)
+    else:
+        _print(document)
+    return ExitCode.OK
+
+
+def _print(document: Mapping[str, Any]) -> None:
+    waits = document.get("waiting_for")
+    render.facts(
+        [
+            ("id", document.get("id")),
+            ("state", document.get("state")),
+            ("waiting for", waits),
+            ("when spent", document.get("on_exhausted")),
+            ("context", document.get("context_max_tokens")),
+        ]
+    )
+    render.say()
+    columns = (
+        Column(title="BUDGET", flex=True),
+        Column(title="LIMIT", right=True),
+        Column(title="USED", right=True),
+        Column(title="RESERVED", right=True),
+        Column(title="LEFT", right=True),
+        Column(title="REFILLS"),
+        Column(title="FROM"),
+    )
+    rows = [_row(budget) for budget in records(document, "budgets")]
+    limited = {row[0] for row in rows}
+    used: Mapping[str, float] = document.get("used") or {}
+    rows += [[safe(n), "", number(v), "", "", "", ""] for n, v in sorted(used.items()) if n not in limited]
+    render.table(columns, rows)
+
+
+def _row(budget: Mapping[str, Any]) -> Sequence[str]:
+    limit = number(budget.get("limit"))
+    if budget.get("period_ms"):
+        limit += f" in {span(budget['period_ms'])}"
+    refill = budget.get("refill_ms")
+    refills = "never" if refill is None else "now" if not refill else f"in {span(refill)}"
+    return (
+        safe(budget.get("name", "")),
+        limit,
+        number(budget.get("used")),
+        number(budget.get("reserved") or None),
+        number(budget.get("left")),
+        refills,
+        safe(budget.get("origin", "")),
+    )
+
+
+def number(value: object) -> str:
+    """A number without what it does not need; nothing for none."""
+    if not isinstance(value, int | float):
+        return ""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.6f}".rstrip("0")

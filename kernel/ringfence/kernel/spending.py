@@ -1,0 +1,76 @@
+"""What one call holds of its agent's totals, from its admission to its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+from ringfence.kernel.budgets import AMOUNTS
+
+if TYPE_CHECKING:
+    from ringfence.kernel.thread import Thread
+
+
+class Spending:
+    """The part of a call that is about totals.
+
+    Attributes:
+        reserved: what it holds, by total.
+        settled: what it is known to have taken of tokens and dollars; None: nobody said yet.
+        again: whether an attempt under the same intent died with its kernel.
+    """
+
+    __slots__ = ("again", "reserved", "settled", "thread")
+
+    def __init__(self, thread: Thread) -> None:
+        self.thread = thread
+        self.reserved: dict[str, float] = {}
+        self.settled: Mapping[str, float] | None = None
+        self.again = False
+
+    def reserve(self, name: str, amount: float = 1.0) -> None:
+        """Reserve of a total for this call, once.
+
+        Raises:
+            BudgetExhausted: it is spent.
+        """
+        if name not in self.reserved:
+            self.thread.budgets.reserve(name, amount)
+            self.reserved[name] = amount
+
+    @property
+    def _held(self) -> dict[str, float]:
+        return {name: amount for name, amount in self.reserved.items() if name in AMOUNTS}
+
+    def settle(self, used: Mapping[str, float]) -> None:
+        """Say what the call really took of what it reserved; the last word counts."""
+        budgets, held = self.thread.budgets, self._held
+        if self.again and not any(used.values()):
+            # What an attempt took whose kernel died is not known: nobody says that it was nothing.
+            used = held
+        if self.settled is not None:
+            budgets.unsettle(self.settled)
+            held = {"tokens": 0.0, "usd": 0.0}
+        budgets.settle(held, used)
+        self.settled = dict(used)
+
+    def give_back(self) -> None:
+        """Give back what was reserved: the call did not run. What it is known to have taken stays taken."""
+        if self._held and self.settled is None:
+            self.settle({})
+        for name, amount in self.reserved.items():
+            if name not in AMOUNTS:
+                self.thread.budgets.release(name, amount)
+        self.reserved = {}
+
+    def amounts(self, word: str, *, ran: bool = True) -> bytes:
+        """The head of a body: what an intent has `reserved`, or what an outcome `used`; empty where that is nothing.
+
+        INVARIANT: of a call that ran and that nobody settled, all counts: here, and in the budget of later calls.
+        """
+        held = self._held
+        if word == "used" and held and self.settled is None:
+            self.settle(held if ran else {})
+        amounts = self.settled if word == "used" else held
+        return b'"%s":%s,' % (word.encode(), msgspec.json.encode(amounts)) if amounts else b""

@@ -1,0 +1,84 @@
+"""Resources as the operator declares them, with their credentials filled in: what bodies send calls to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ringfence.syscalls.base import Effect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpResource:
+    """An HTTP target declared by the operator.
+
+    Attributes:
+        base: URL without trailing slash, canonical.
+        headers: added to every request; hold the credential.
+        effects: `(method, path pattern) -> effect`, first match counts; method `*` is any.
+        idempotency_header: header that carries the effect id; None: the target takes no key.
+        secrets: values that must not appear in a recorded response.
+        unavailable: why no call may use it, and what the operator does about it; empty: it can be used.
+    """
+
+    name: str
+    base: str
+    headers: Mapping[str, str]
+    effects: Sequence[tuple[str, str, Effect]]
+    idempotency_header: str | None
+    untrusted: bool = False
+    timeout_s: float = 30.0
+    secrets: Sequence[str] = ()
+    unavailable: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmResource:
+    """A language model's host declared by the operator.
+
+    Attributes:
+        base: URL without trailing slash, canonical.
+        headers: added to every request; hold the credential.
+        models: patterns of the model names it serves.
+        price_input: US dollars for a million tokens read.
+        price_output: the same for tokens written.
+        max_output: most tokens of one reply.
+        limit_key: the request's key that carries the limit of a reply.
+        external: whether a call counts as leaving the system.
+        timeout_s: longest wait for an answer, or for the next part of a streamed one.
+        secrets: values that must not appear in a recorded response.
+        unavailable: why no call may use it, and what the operator does about it; empty: it can be used.
+    """
+
+    name: str
+    base: str
+    headers: Mapping[str, str]
+    models: Sequence[str]
+    price_input: float = 0.0
+    price_output: float = 0.0
+    max_output: int = 4096
+    limit_key: str = "max_tokens"
+    external: bool = False
+    untrusted: bool = False
+    timeout_s: float = 30.0
+    secrets: Sequence[str] = ()
+    unavailable: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqlResource:
+    """A PostgreSQL target declared by the operator.
+
+    Attributes:
+        dsn: how to connect to it; holds the credential.
+        unavailable: why no call may use it, and what the operator does about it; empty: it can be used.
+    """
+
+    name: str
+    dsn: str
+    unavailable: str = ""
+
+    def __repr__(self) -> str:
+        return f"SqlResource(name={self.name!r}, unavailable={self.unavailable!r})"

@@ -1,0 +1,298 @@
+"""Asks a model's host for one reply and settles what it cost.
+
+The host's own usage is the truth. Where a reply is cut, what was received is charged: its usage if that came, else our
+count of the prompt and of the text so far. A reply of which nothing came after it was asked for keeps its whole
+reservation, since nobody knows what the host has done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import httpx
+from ringfence.syscalls.base import Call
+from ringfence.syscalls.cooldown import ATTEMPTS_MAX, cooldown_of, wait_of
+from ringfence.syscalls.declared import LlmResource
+from ringfence.syscalls.errors import CallFailed, QuotaExceeded, ReplyCut
+from ringfence.syscalls.http_client import BODY_BYTES_MAX, Sent, client_of, reason_of, redact, spellings_of
+from ringfence.syscalls.llm_reply import Reply, Stream, decode, error_of, whole
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+MILLION: Final = 1_000_000
+GOOD: Final = 200
+PARTIAL_CHARS_MAX: Final = 16 << 10
+_TEXT_MAX: Final = 300
+_SPENT_CODES: Final = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request for a reply, kept in `Plan.data`.
+
+    Attributes:
+        resource: the host.
+        body: the request as JSON.
+        prompt_tokens: what is sent, counted.
+        max_tokens: most tokens of the reply.
+        stream: whether the reply is sent in parts.
+    """
+
+    resource: LlmResource
+    body: bytes
+    prompt_tokens: int
+    max_tokens: int
+    stream: bool
+
+    def worst(self) -> Mapping[str, float]:
+        """What it takes at most, by total."""
+        return self.amounts(self.prompt_tokens, self.max_tokens)
+
+    def amounts(self, prompt: int, completion: int) -> Mapping[str, float]:
+        """Totals of so many tokens read and written."""
+        cost = (prompt * self.resource.price_input + completion * self.resource.price_output) / MILLION
+        return {"tokens": float(prompt + completion), "usd": cost}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """A reply with what it was charged."""
+
+    reply: Reply
+    prompt: int
+    completion: int
+    estimated: bool
+    usd: float
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One request and what has come of it."""
+
+    sent: Sent
+    stream: Stream | None = None
+    wait_s: float | None = None
+
+
+async def ask(call: Call) -> Settled:
+    """Send the planned request and read the reply.
+
+    Raises:
+        CallFailed: the host refused it or can't be reached; `sent` and `status` in the metadata say which.
+        QuotaExceeded: the host asks its callers to wait for longer than this call can, or again and again.
+        ReplyCut: the reply ended too early; what came is in the metadata and is charged.
+        Revoked: from `check_live`, before anything is sent.
+    """
+    wanted: Ask = call.plan.data
+    cooldown = cooldown_of(wanted.resource.name, wanted.resource.base)
+    await call.failpoint("before_effect")
+    for number in range(1, ATTEMPTS_MAX + 1):
+        try:
+            await cooldown.wait(call)
+        except QuotaExceeded:
+            call.settle({})
+            raise
+        attempt = _Attempt(Sent())
+        reply = await _once(call, wanted, attempt, number)
+        if reply is not None:
+            await call.failpoint("after_effect")
+            return _settle(call, wanted, reply)
+        cooldown.told(attempt.wait_s or 0.0)
+    call.settle({})
+    raise cooldown.exceeded(ATTEMPTS_MAX)
+
+
+async def _once(call: Call, wanted: Ask, attempt: _Attempt, number: int) -> Reply | None:
+    """One attempt; None: the host asks to wait."""
+    await call.check_live()
+    name = wanted.resource.name
+    try:
+        async with asyncio.timeout(call.deadline_s):
+            return await _exchange(call, wanted, attempt, number)
+    except TimeoutError:
+        raise _broken(call, wanted, attempt, f"`{name}` did not answer in time") from None
+    except httpx.TransportError as error:
+        raise _broken(call, wanted, attempt, f"`{name}` {reason_of(error)}") from None
+    except httpx.DecodingError as error:
+        raise _broken(
+            call, wanted, attempt, f"the answer of `{name}` can't be decoded: {reason_of(error)}"
+        ) from None
+    except asyncio.CancelledError:
+        # Killed or revoked while the host was writing: what came is charged, the call itself tells why it ended.
+        _charge_received(call, wanted, attempt)
+        raise
+
+
+async def _exchange(call: Call, wanted: Ask, attempt: _Attempt, number: int) -> Reply | None:
+    resource = wanted.resource
+    headers = {
+        "content-type": "application/json",
+        "accept": "text/event-stream" if wanted.stream else "application/json",
+        "user-agent": "ringfence",
+        "accept-encoding": "gzip, deflate",
+        **{name.lower(): value for name, value in resource.headers.items()},
+    }
+    request = httpx.Request(
+        "POST",
+        f"{resource.base}/chat/completions",
+        headers=headers,
+        content=wanted.body,
+        extensions={"trace": attempt.sent.trace},
+    )
+    async with asyncio.timeout(resource.timeout_s):
+        response = await client_of(keep=True).send(request, stream=True)
+    try:
+        if response.status_code != GOOD:
+            return await _refused(call, wanted, response, attempt, number)
+        if wanted.stream and "json" not in response.headers.get("content-type", ""):
+            return await _parts(call, wanted, response, attempt)
+        data = await _read(response, resource)
+    finally:
+        await response.aclose()
+    document = decode(redact(data, spellings_of(resource.secrets)))
+    reply = None if document is None else whole(document)
+    if reply is None:
+        raise CallFailed(f"`{resource.name}` answered with something that is no chat completion", sent="yes")
+    return reply
+
+
+async def _refused(call: Call, wanted: Ask, response: httpx.Response, attempt: _Attempt, number: int) -> None:
+    """An answer that is no reply: nothing was written, so nothing is charged.
+
+    Raises:
+        CallFailed: unless the host asks to wait.
+    """
+    resource, status = wanted.resource, response.status_code
+    body = redact(await _read(response, resource), spellings_of(resource.secrets))
+    call.settle({})
+    message, code = error_of(decode(body))
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    attempt.wait_s = wait_of(status, headers, body, number)
+    if attempt.wait_s is not None and code not in _SPENT_CODES:
+        return
+    said = f": {_line(message)}" if message else ""
+    raise CallFailed(
+        f"`{resource.name}` answered {status}{said}", status=str(status), sent="yes", resource=resource.name
+    )
+
+
+async def _read(response: httpx.Response, resource: LlmResource) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in _timed(response, resource):
+        size += len(part)
+        if size > BODY_BYTES_MAX:
+            raise CallFailed(f"`{resource.name}` answered with more than {BODY_BYTES_MAX} bytes", sent="yes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _timed(response: httpx.Response, resource: LlmResource) -> AsyncIterator[bytes]:
+    """The body in parts, each within the host's time."""
+    parts = response.aiter_bytes()
+    while True:
+        async with asyncio.timeout(resource.timeout_s):
+            part = await anext(parts, None)
+        if part is None:
+            return
+        yield part
+
+
+async def _parts(call: Call, wanted: Ask, response: httpx.Response, attempt: _Attempt) -> Reply:
+    """A streamed reply.
+
+    Raises:
+        ReplyCut: it stopped before its end.
+    """
+    stream = attempt.stream = Stream()
+    name, size = wanted.resource.name, 0
+    async for part in _timed(response, wanted.resource):
+        first, size = not size, size + len(part)
+        stream.feed(part)
+        if first:
+            await call.failpoint("mid_stream")
+        if size > BODY_BYTES_MAX:
+            raise _broken(call, wanted, attempt, f"`{name}` sent more than {BODY_BYTES_MAX} bytes")
+        if stream.ended:
+            break
+    if stream.reply.error:
+        said = _line(_masked_text(stream.reply.error, wanted.resource))
+        raise _broken(call, wanted, attempt, f"`{name}` broke the reply off: {said}")
+    if not stream.complete:
+        raise _broken(call, wanted, attempt, f"`{name}` ended the reply in the middle")
+    return _masked(stream.assembled(), wanted.resource)
+
+
+def _settle(call: Call, wanted: Ask, reply: Reply) -> Settled:
+    usage = reply.usage
+    prompt = wanted.prompt_tokens if usage is None else usage.prompt
+    completion = reply.counted if usage is None else usage.completion
+    amounts = wanted.amounts(prompt, completion)
+    call.settle(amounts)
+    return Settled(
+        reply=reply, prompt=prompt, completion=completion, estimated=usage is None, usd=amounts["usd"]
+    )
+
+
+def _charge_received(call: Call, wanted: Ask, attempt: _Attempt) -> Settled | None:
+    """Charge what came; None: nothing did."""
+    if attempt.stream is not None:
+        return _settle(call, wanted, _masked(attempt.stream.assembled(), wanted.resource))
+    call.settle(wanted.worst() if attempt.sent.begun else {})
+    return None
+
+
+def _broken(call: Call, wanted: Ask, attempt: _Attempt, what: str) -> CallFailed | ReplyCut:
+    settled = _charge_received(call, wanted, attempt)
+    if not attempt.sent.begun:
+        return CallFailed(f"{what}; nothing was sent and nothing is charged", sent="no")
+    if settled is None:
+        worst = wanted.worst()
+        return ReplyCut(
+            f"{what}; nothing of the reply came, and {worst['tokens']:g} tokens are charged, the most it can have taken; "
+            "make the call again",
+            partial="",
+            tokens=f"{worst['tokens']:g}",
+            usd=f"{worst['usd']:.6f}",
+            sent="maybe",
+        )
+    tokens, how = (
+        settled.prompt + settled.completion,
+        "as counted here" if settled.estimated else "by its usage",
+    )
+    text = settled.reply.text
+    return ReplyCut(
+        f"{what}; {len(text)} characters came and {tokens} tokens are charged, {how}; "
+        "the text so far is in the error's `partial`",
+        partial=text[:PARTIAL_CHARS_MAX],
+        tokens=str(tokens),
+        usd=f"{settled.usd:.6f}",
+        sent="yes",
+    )
+
+
+def _masked(reply: Reply, resource: LlmResource) -> Reply:
+    """Take echoed secrets out of an assembled message: in a stream they may be torn over parts."""
+    spellings = spellings_of(resource.secrets)
+    if spellings:
+        data = redact(json.dumps(reply.message, ensure_ascii=False).encode("utf-8", "replace"), spellings)
+        reply.message = json.loads(data)
+        reply.model = _masked_text(reply.model, resource)
+        reply.finish = _masked_text(reply.finish, resource)
+    return reply
+
+
+def _masked_text(text: str, resource: LlmResource) -> str:
+    return redact(text.encode("utf-8", "replace"), spellings_of(resource.secrets)).decode("utf-8", "replace")
+
+
+def _line(text: str) -> str:
+    """Words of a host on one line, without control characters, bounded."""
+    flat = " ".join(text.split())[:_TEXT_MAX]
+    return "".join(c if unicodedata.category(c)[0] != "C" else "\ufffd" for c in flat)

@@ -71,6 +71,9 @@ with agent.boot() as rf:
         rf.memory.append("counted", space=job["id"])
     elif name == "artifact":
         rf.artifacts.put("counted", job["id"])
+    elif name == "timer":
+        rf.sleep(0.5)
+        rf.fs.append_text("counted.txt", "x")
     rf.checkpoint.save({"done": True})
 """
 
@@ -123,6 +126,7 @@ ACTIONS = {
     "receive": "messages.receive",
     "memory": "memory.append",
     "artifact": "artifacts.put",
+    "timer": "sleep",
 }
 
 WORKSPACE = {
@@ -168,7 +172,7 @@ def passes(name: str, point: str) -> bool:
         return point in ("before_outcome", "after_outcome")
     if name == "exec":
         return point not in ("before_effect", "after_effect")
-    if name == "select":
+    if name in ("select", "timer"):
         return point not in ("before_effect", "after_effect")
     return True
 
@@ -301,7 +305,11 @@ class Matrix:
     def count(self, name: str) -> None:
         where = (name, self.point)
         live = self.live(name)
-        if name in ("append", "exec"):
+        if name == "timer":
+            slept = [s for s in self.kernel.operator.steps(self.agents[name]) if s["action"] == "sleep"]
+            assert [s["outcome"] for s in slept] == ["ok"], where
+            assert slept[0]["duration_ms"] >= 500, where
+        if name in ("append", "exec", "timer"):
             assert (live / "counted.txt").read_text() == "x", where
         if name == "exec":
             assert not (live / "doomed.txt").exists(), where

@@ -67,6 +67,21 @@ class Linger:
             if alarm is not None:
                 alarm.cancel()
 
+    def adopted(self) -> list[AgentKey]:
+        """Agents that an earlier kernel put to sleep, and whose waits for a message nobody here keeps."""
+        return [thread.key for thread in self._core.threads.values() if self._adopted(thread)]
+
+    @staticmethod
+    def _adopted(thread: Thread) -> bool:
+        unknown = all(wait.kind != "message" for wait in thread.waits.values())
+        return thread.asleep and thread.generation == 0 and unknown
+
+    def message_came(self, key: AgentKey) -> None:
+        """Let an adopted agent look: what it waited for is known to its program alone."""
+        thread = self._core.threads.get(key)
+        if thread is not None and self._adopted(thread):
+            self._spawn(self.wake(thread))
+
     @staticmethod
     def _may_sleep(thread: Thread) -> bool:
         """Whether its process may be ended: it said how many lanes it has, and none waits for a mere rate."""

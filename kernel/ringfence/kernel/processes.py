@@ -68,6 +68,7 @@ class Processes:
         self._linger = Linger(core, self, self._spawn)
         self.on_end: RunEnd | None = None  # set by who begins the runs of scheduled agents
         core.on_rest, core.wake = self._linger.rests, self.wake
+        core.mailboxes.arrived, core.mailboxes.sleeping = self._linger.message_came, self._linger.adopted
 
     # -- state ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,253 @@
+"""SIGKILL of the kernel while agents sleep: each wakes once, nothing is done twice, and sleeping costs no process."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter as Count
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.counter import Counter
+from support.kernels import KernelProcess, eventually
+from support.scenes import Scene, scene_on, short_directory
+
+pytestmark = [pytest.mark.fault, pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.timeout(240)]
+
+LINGER = "approvals: {linger: 100ms}"
+
+
+@pytest.fixture
+def counter(tmp_path: Path) -> Iterator[Counter]:
+    counter = Counter(tmp_path / "deliveries")
+    yield counter
+    counter.close()
+
+
+@pytest.fixture
+def scene(counter: Counter, postgres_server: Any, template_database: str) -> Iterator[Scene]:
+    """A kernel whose target takes no key: what is sent twice is counted twice."""
+    name = postgres_server.create(template_database)
+    config = (
+        "apiVersion: ringfence/v1\nkind: Kernel\nspec:\n  resources:\n"
+        f'    plain: {{type: http, base: "{counter.base}", effects: {{"POST /**": external}}}}\n'
+    )
+    try:
+        with scene_on(postgres_server.dsn(name), config=config) as scene:
+            yield scene
+    finally:
+        postgres_server.drop(name)
+
+
+def program(counter: Counter, wait: str) -> str:
+    return f"""
+import json
+from ringfence import agent
+print(json.dumps("start"), flush=True)
+with agent.boot() as rf:
+    base = {counter.base!r} + "/" + rf.identity.agent
+    rf.http.post(base + "/before", json={{}})
+    {wait}
+    rf.http.post(base + "/after", json={{}})
+"""
+
+
+def submit(scene: Scene, counter: Counter, wait: str, more: str = LINGER) -> str:
+    rules = [f'http.*: "{counter.base}/**"', 'messages.*: "*"', "sleep"]
+    return scene.submit(program(counter, wait), allow=rules, more=more)
+
+
+def asleep(scene: Scene, agent: str) -> bool:
+    shown = scene.show(agent)
+    return shown["process"] == "none" and shown["state"] in ("sleeping", "parked")
+
+
+def starts(scene: Scene, agent: str) -> int:
+    return scene.said(agent).count("start")
+
+
+def sent(counter: Counter, agent: str) -> list[str]:
+    return [line["path"].rsplit("/", 1)[1] for line in counter.deliveries() if f"/{agent}/" in line["path"]]
+
+
+def again(scene: Scene) -> None:
+    scene.kernel.kill()
+    scene.kernel.start()
+
+
+def test_each_sleeper_wakes_once_after_the_kernel_was_killed(scene: Scene, counter: Counter) -> None:
+    timers = [submit(scene, counter, "rf.sleep(9)") for _ in range(3)]
+    long = submit(scene, counter, "rf.sleep(3600)")
+    message = submit(scene, counter, "rf.messages.receive()")
+    ask = submit(scene, counter, "rf.ask('May I?')")
+    everyone = [*timers, long, message, ask]
+    for agent in everyone:
+        eventually(lambda agent=agent: asleep(scene, agent), f"{agent} does not sleep: {scene.show(agent)}")
+    again(scene)
+    for agent in (long, message, ask):
+        assert asleep(scene, agent), scene.show(agent)
+        assert starts(scene, agent) == 1
+    assert scene.show(ask)["state"] == "parked"
+    for agent in timers:
+        scene.await_end(agent)
+    # Killed once more: what is asleep is handed from kernel to kernel.
+    again(scene)
+    scene.operator.ask("Send", agent=message, text="go")
+    (approval,) = scene.operator.ask("Approvals")["approvals"]
+    scene.operator.ask("Approve", id=approval["id"], reason="yes")
+    scene.await_end(message)
+    scene.await_end(ask)
+    assert asleep(scene, long)
+    for agent in (*timers, message, ask):
+        assert sent(counter, agent) == ["before", "after"]
+        assert starts(scene, agent) == 2
+    assert sent(counter, long) == ["before"]
+    scene.operator.ask("Kill", agent=long)
+
+
+def test_a_kernel_killed_while_it_wakes_somebody(scene: Scene, counter: Counter) -> None:
+    """Its wake is over, its process starts, and the kernel dies at the next effect: nothing is sent twice."""
+    scene.kernel.arm("http.post:before_intent")
+    agent = submit(scene, counter, "rf.sleep(2)")
+    scene.kernel.await_hit("http.post:before_intent")
+    scene.kernel.disarm("http.post:before_intent")
+    eventually(lambda: asleep(scene, agent), "it does not sleep")
+    scene.kernel.arm("http.post:after_intent")
+    scene.kernel.await_hit("http.post:after_intent")
+    assert sent(counter, agent) == ["before"]
+    scene.kernel.disarm("http.post:after_intent")
+    again(scene)
+    # The target takes no key, so a person says what became of the second request; the first is not made again.
+    eventually(lambda: scene.show(agent)["state"] == "unknown", "it is not unknown")
+    step = scene.operator.steps(agent)[-1]["step"]
+    scene.operator.ask("Resolve", agent=agent, step=step, outcome="not-done")
+    scene.await_end(agent)
+    assert sent(counter, agent) == ["before", "after"]
+
+
+def runs(scene: Scene, agent: str) -> dict[str, Any]:
+    rows = scene.operator.ask("ScheduleList")["schedules"]
+    return next(row for row in rows if row["agent"] == agent)
+
+
+def events(scene: Scene, agent: str, action: str) -> list[dict[str, Any]]:
+    rows = scene.operator.stream("Audit", agent=agent)
+    return [json.loads(row["body"]) for row in rows if row["action"] == action]
+
+
+def test_fires_that_no_kernel_saw_are_made_up_once(scene: Scene, counter: Counter) -> None:
+    agent = submit(scene, counter, "pass", "schedule: {every: 2s}")
+    paused = submit(scene, counter, "pass", "schedule: {every: 2s}")
+    scene.operator.ask("SchedulePause", agent=paused)
+    eventually(lambda: runs(scene, agent)["last_outcome"] == "done", "it does not run")
+    scene.kernel.kill()
+    before = len(sent(counter, agent))
+    missed = scene.sql(
+        "select next_at from schedules s join agents a on a.key = s.agent where a.id = %s", agent
+    )[0][0]
+    # Three more times pass while nobody looks.
+    eventually(
+        lambda: scene.sql("select clock_timestamp() > %s + interval '5 s'", missed)[0][0], "time stands still"
+    )
+    scene.kernel.start()
+    eventually(lambda: len(sent(counter, agent)) >= before + 4, "it does not run again")
+    scene.operator.ask("SchedulePause", agent=agent)
+    eventually(lambda: runs(scene, agent)["last_outcome"] == "done", "the last run does not end")
+    fires = [body["fire"] for body in events(scene, agent, "schedule.run")]
+    assert len(fires) == len(set(fires)) == runs(scene, agent)["runs"]
+    assert Count(sent(counter, agent)) == {"before": len(fires), "after": len(fires)}
+    late = [fire for fire in fires if missed.strftime("%Y-%m-%dT%H:%M:%SZ") == fire]
+    assert len(late) == 1
+    # The times between were passed by: the next fire lies after the start of the new kernel.
+    following = fires[fires.index(late[0]) + 1]
+    assert following > (missed.replace(microsecond=0)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert scene.sql(
+        "select %s::timestamptz >= %s + interval '5 s'", following, missed.replace(microsecond=0)
+    )[0][0]
+    assert (runs(scene, paused)["paused"], sent(counter, paused)) == (True, [])
+
+
+def test_a_kernel_killed_in_a_run_goes_on_with_that_run(scene: Scene, counter: Counter) -> None:
+    agent = submit(scene, counter, "rf.sleep(4)", f'schedule: {{cron: "0 0 1 1 *"}}\n{LINGER}')
+    scene.operator.ask("ScheduleRun", agent=agent)
+    eventually(lambda: sent(counter, agent) == ["before"] and asleep(scene, agent), "it does not sleep")
+    thread = scene.show(agent)["thread"]
+    again(scene)
+    eventually(lambda: runs(scene, agent)["last_outcome"] == "done", "the run does not end")
+    assert sent(counter, agent) == ["before", "after"]
+    assert (scene.show(agent)["thread"], runs(scene, agent)["runs"]) == (thread, 1)
+    assert scene.show(agent)["waiting_for"].startswith("schedule 20")
+
+
+def test_another_kernel_takes_sleepers_over(
+    counter: Counter, postgres_server: Any, template_database: str
+) -> None:
+    """The first kernel stands still past its lease; a second one on the same files wakes what the first put to sleep."""
+    name = postgres_server.create(template_database)
+    config = (
+        "apiVersion: ringfence/v1\nkind: Kernel\nspec:\n  resources:\n"
+        f'    plain: {{type: http, base: "{counter.base}", effects: {{"POST /**": external}}}}\n'
+    )
+    try:
+        with short_directory() as directory:
+            first = KernelProcess(directory / "d", dsn=postgres_server.dsn(name), config=config)
+            first.start()
+            scene = Scene(first)
+            agent = submit(scene, counter, "rf.sleep(12)")
+            nightly = submit(scene, counter, "pass", 'schedule: {cron: "0 0 1 1 *"}')
+            eventually(lambda: asleep(scene, agent), "it does not sleep")
+            assert first.process is not None
+            first.process.send_signal(signal.SIGSTOP)
+            first.operator.close()
+            (first.data / "kernel.lock").unlink()
+            second = KernelProcess(directory / "d", dsn=postgres_server.dsn(name), config=config)
+            try:
+                second.start()
+                taken = Scene(second)
+                assert asleep(taken, agent)
+                assert taken.show(nightly)["waiting_for"].startswith("schedule 20")
+                # Both are there now, and one of them may no longer do anything.
+                first.process.send_signal(signal.SIGCONT)
+                taken.await_end(agent)
+                assert sent(counter, agent) == ["before", "after"]
+                assert first.process.wait(60) == 1
+            finally:
+                second.stop()
+                if first.process.poll() is None:
+                    first.process.kill()
+                    first.process.wait()
+    finally:
+        postgres_server.drop(name)
+
+
+@pytest.mark.slow
+def test_two_hundred_sleeping_agents_hold_no_process(scene: Scene, counter: Counter) -> None:
+    nightly = [submit(scene, counter, "pass", 'schedule: {cron: "0 0 1 1 *"}') for _ in range(190)]
+    sleepers = [submit(scene, counter, "rf.sleep(3600)") for _ in range(10)]
+    for agent in sleepers:
+        eventually(lambda agent=agent: asleep(scene, agent), f"{agent} does not sleep", 120)
+
+    def held() -> list[str]:
+        assert scene.kernel.process is not None
+        listed = Path(
+            f"/proc/{scene.kernel.process.pid}/task/{scene.kernel.process.pid}/children"
+        ).read_text()
+        return [name for pid in listed.split() if "ringfence" in (name := command(int(pid)))]
+
+    eventually(lambda: held() == [], f"the kernel holds {held()}")
+    again(scene)
+    rows = scene.operator.ask("List")["agents"]
+    assert Count((row["state"], row["process"]) for row in rows) == {("sleeping", "none"): 200}
+    assert held() == []
+    assert {starts(scene, agent) for agent in sleepers} == {1}
+    scene.operator.ask("Kill", agent=sleepers[0])
+    assert scene.show(nightly[0])["schedule"]["runs"] == 0
+
+
+def command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+    except OSError:
+        return ""

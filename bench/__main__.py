@@ -26,6 +26,7 @@ MEASUREMENTS = {
     "agents": "the same with real agents in their sandboxes",
     "decision": "a policy decision, warm and cold",
     "starts": "starting a sandbox beside starting Python",
+    "library": "importing the agent library, and its part of a call",
     "resume": "from kill -9 of the kernel to all agents running again",
     "points": "a rollback point and a command at growing workspaces",
     "telemetry": "calls with OpenTelemetry off, and on at several samplings",

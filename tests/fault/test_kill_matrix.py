@@ -291,6 +291,8 @@ class Matrix:
                 self.kernel.operator.steps(self.agents[name]),
             )
             self.count(name)
+            if name == "timer":
+                self.count_slept(name)
 
     def settle(self, name: str) -> None:
         """The operator looks at the target and says what is true there."""
@@ -305,17 +307,6 @@ class Matrix:
     def count(self, name: str) -> None:
         where = (name, self.point)
         live = self.live(name)
-        if name == "timer":
-            slept = [s for s in self.kernel.operator.steps(self.agents[name]) if s["action"] == "sleep"]
-            assert [s["outcome"] for s in slept] == ["ok"], where
-            told = self.rows(
-                "select j.phase, j.started_us + j.duration_us, j.body from journal j join agents a on a.key = j.chain "
-                "where a.id = %s and j.action = 'sleep' and j.phase > 0 order by j.phase",
-                name,
-            )
-            # However often it was begun again: one time to wake was recorded, and it was kept.
-            assert [phase for phase, _, _ in told] == [1, 2], where
-            assert told[0][1] >= json.loads(bytes(told[1][2]))["wake_at_us"], where
         if name in ("append", "exec", "timer"):
             assert (live / "counted.txt").read_text() == "x", where
         if name == "exec":
@@ -369,6 +360,19 @@ class Matrix:
             ref = hashlib.sha256(self.ids[name].encode()).hexdigest()
             assert self.rows(ARTIFACTS, name) == [("counted", 1, ref)], where
             assert (self.kernel.data / "artifacts" / ref[:2] / ref[2:]).exists(), where
+
+    def count_slept(self, name: str) -> None:
+        where = (name, self.point)
+        slept = [s for s in self.kernel.operator.steps(self.agents[name]) if s["action"] == "sleep"]
+        assert [s["outcome"] for s in slept] == ["ok"], where
+        told = self.rows(
+            "select j.phase, j.started_us + j.duration_us, j.body from journal j join agents a on a.key = j.chain "
+            "where a.id = %s and j.action = 'sleep' and j.phase > 0 order by j.phase",
+            name,
+        )
+        # However often it was begun again: one time to wake was recorded, and it was kept.
+        assert [phase for phase, _, _ in told] == [1, 2], where
+        assert told[0][1] >= json.loads(bytes(told[1][2]))["wake_at_us"], where
 
     def state_of(self, key: str) -> Any:
         ((value,),) = self.asked("select value from state where key = %s", key)

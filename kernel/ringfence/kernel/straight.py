@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ringfence.kernel.admission import WITHOUT
 from ringfence.kernel.atomic import Done, atomic_entry
 from ringfence.kernel.config import DEADLINE_MS_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import AWAY
@@ -108,7 +107,7 @@ class Straight:
             step=thread.take_step(),
             deadline_s=min(request.deadline_ms or DEADLINE_MS_MAX, DEADLINE_MS_MAX) / 1000,
         )
-        flight.reserved = WITHOUT
+        flight.reserved = {"calls": 1.0}
         self._fly(flight, plan, judgement, _OnItsWay(self, flight, request, reply))
         return True
 

@@ -12,7 +12,7 @@ from ringfence.kernel.operations import agents, history, rights
 from ringfence.kernel.problems import Problem
 from ringfence.kernel.replay import Unfinished
 from ringfence.kernel.revocation import apply_epoch
-from ringfence.kernel.rollback import Cut
+from ringfence.kernel.rollback_plan import Cut
 from ringfence.kernel.thread import Thread
 from ringfence.syscalls.base import Question
 from ringfence.syscalls.errors import (
@@ -446,7 +446,7 @@ async def test_of_two_rollbacks_at_once_the_later_one_is_told_to_look_again(hear
     thread = await heart.agent(allow=[HTTP])
     for step in range(3):
         assert (await heart.call(thread, step)).failure is None
-    cuts = [await heart.kernel.rollback.cut_for(thread, to) for to in ("1", "2")]
+    cuts = [await heart.kernel.rollback.plans.cut_for(thread, to) for to in ("1", "2")]
     done = await asyncio.gather(
         *(heart.kernel.rollback.execute(thread, cut, None, "tester") for cut in cuts), return_exceptions=True
     )

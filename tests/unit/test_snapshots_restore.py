@@ -152,9 +152,10 @@ def test_a_call_that_was_refused_after_its_point_changes_no_plan(store, workspac
     assert (live / "f").read_text() == "0"
 
 
-def test_a_point_that_was_never_finished_is_passed_over(store, workspace):
-    plan = undo(store, workspace, "p2", "p1")
-    assert plan == store.plan_restore(workspace, [])
+def test_a_point_that_is_gone_is_refused_by_name(store, workspace):
+    act(store, workspace, "p1", ["/workspace/f"], lambda: workspace.write("/workspace/f", b"1"))
+    with pytest.raises(SnapshotError, match=r"`p2` is gone: `.*p2\.json` does not exist; restore the points"):
+        store.plan_restore(workspace, ["p2", "p1"])
 
 
 def test_only_one_path(store, workspace, live):

@@ -115,15 +115,27 @@ class SnapshotStore:
                 return None
         return points.parse(text, point)
 
+    def require(self, point: str) -> PointManifest:
+        """Read the manifest of a point that is known to have been taken.
+
+        Raises:
+            SnapshotError: it is gone, damaged, or can't be read.
+        """
+        manifest = self.load(point)
+        if manifest is None:
+            raise SnapshotError(
+                f"rollback point `{point}` is gone: `{self._manifest(point)}` does not exist; "
+                "restore the points directory from a backup"
+            )
+        return manifest
+
     def set_expect(self, point: str, expect: Mapping[str, str]) -> None:
         """Replace the fingerprints expected after the effect. Durable on return.
 
         Raises:
             SnapshotError: there is no such point, or it can't be kept.
         """
-        manifest = self.load(point)
-        if manifest is None:
-            raise SnapshotError(f"rollback point `{point}` does not exist; list those that do")
+        manifest = self.require(point)
         with self._guard():
             self._save(dataclasses.replace(manifest, expect=dict(expect)))
 
@@ -158,13 +170,13 @@ class SnapshotStore:
 
         Args:
             workspace: where the paths are.
-            points_newest_first: ids; one without a manifest never took effect and is passed over.
+            points_newest_first: ids of points that were taken.
             path: canonical path; only it and what lies beneath.
 
         Raises:
-            SnapshotError: a point is damaged, or the workspace can't be read.
+            SnapshotError: a point is gone or damaged, or the workspace can't be read.
         """
-        manifests = [manifest for point in points_newest_first if (manifest := self.load(point)) is not None]
+        manifests = [self.require(point) for point in points_newest_first]
         with self._guard():
             return restore.plan(workspace, manifests, path)
 

@@ -18,7 +18,7 @@ from ringfence.kernel.operations.kernel import Kernel, from_us
 from ringfence.kernel.operations.results import settled_result
 from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.replay import OPERATOR_LANE
-from ringfence.kernel.rollback import Undo, point_of
+from ringfence.kernel.rollback_plan import Undo, point_of
 from ringfence.kernel.thread import Thread
 from ringfence.sandbox.snapshots import SnapshotError
 from ringfence.sandbox.types import SandboxError
@@ -105,7 +105,8 @@ def undo_document(undo: Undo) -> dict[str, Any]:
                 "action": r.action,
                 "resource": r.resource,
                 "effect": r.effect,
-                "outcome": r.outcome,
+                # Without an outcome nobody knows whether it was sent.
+                "outcome": r.outcome or "unknown",
             }
             for r in undo.not_undoable
         ]
@@ -119,10 +120,10 @@ async def rollback(
 ) -> dict[str, Any]:
     """Put effects back, or say what that would do."""
     thread = await kernel.thread(name)
-    cut = await kernel.rollback.cut_for(thread, to)
+    cut = await kernel.rollback.plans.cut_for(thread, to)
     wanted = thread.environment.workspace.canonical(path, follow=False) if path else None
     if preview:
-        undo = await kernel.rollback.plan(thread, cut.step, wanted, cut.parent)
+        undo = await kernel.rollback.plans.plan(thread, cut.step, wanted, cut.parent)
         return {
             "preview": True,
             **undo_document(undo),
@@ -156,8 +157,8 @@ async def rollback(
 async def diff(kernel: Kernel, name: str, start: str, end: str) -> dict[str, Any]:
     """Workspace changes between two points, each the state just before its step; without `end`: until now."""
     thread = await kernel.thread(name)
-    low = (await kernel.rollback.cut_for(thread, start)).step if start else 0
-    high = (await kernel.rollback.cut_for(thread, end)).step if end else thread.last_step
+    low = (await kernel.rollback.plans.cut_for(thread, start)).step if start else 0
+    high = (await kernel.rollback.plans.cut_for(thread, end)).step if end else thread.last_step
     before: dict[str, Any] = {}
     later: dict[str, Any] = {}
     for row in await _outcomes(kernel, thread, low):
@@ -171,11 +172,10 @@ async def diff(kernel: Kernel, name: str, start: str, end: str) -> dict[str, Any
                 )
             # Its point is of the branch it left; on this one it brought back what stood after the step it went to.
             continue
-        manifest = await asyncio.to_thread(thread.environment.snapshots.load, point["id"])
-        if manifest is None:
-            raise conflict(
-                f"the rollback point {point['id']} is gone from the store; see: ringfence points verify {thread.id}"
-            )
+        try:
+            manifest = await asyncio.to_thread(thread.environment.snapshots.require, point["id"])
+        except SnapshotError as error:
+            raise conflict(str(error)) from error
         for entry in manifest.paths:
             (before if row.step <= high else later).setdefault(entry.path, entry)
     changes = [

@@ -94,7 +94,7 @@ def test_a_program_that_is_never_started_again_fails_at_once(scene: Scene) -> No
     assert scene.show(agent)["restarts"] == 0
 
 
-def test_a_command_that_does_not_exist_fails_with_its_name(scene: Scene) -> None:
+def test_a_command_that_does_not_exist_is_refused_by_name_and_leaves_nothing(scene: Scene) -> None:
     manifest = """
 apiVersion: ringfence/v1
 kind: Agent
@@ -105,8 +105,15 @@ spec: {run: {command: [no-such-program]}, permissions: {allow: []}}
         scene.operator.submit(manifest, {})
     assert refused.value.exit_code == 1
     assert "no-such-program" in str(refused.value)
-    rows = scene.operator.ask("List", all=True)["agents"]
-    assert [row["state"] for row in rows if row["name"] == "nowhere"] == ["failed"]
+    # Nothing is left of it but the operator's record: the name is free, and its files are gone.
+    assert "nowhere" not in {row["name"] for row in scene.operator.ask("List", all=True)["agents"]}
+    assert not [path for path in scene.kernel.data.glob("*/*") if "nowhere" in path.name]
+    refusals = [r for r in scene.operator.stream("Audit") if r.get("action") == "operator.submit_refused"]
+    assert [r["resource"].startswith("nowhere-") for r in refusals] == [True]
+    agent = scene.operator.submit(manifest.replace("no-such-program", "true"), {})
+    assert scene.await_end(agent)["state"] == "done"
+    assert scene.show("nowhere")["id"] == agent
+    assert scene.operator.ask("AuditVerify")["ok"]
 
 
 def test_a_paused_agent_makes_no_progress_and_goes_on(scene: Scene) -> None:

@@ -173,6 +173,17 @@ class AgentStore(StoreBase):
         """
         await self._tuple("agents.set", {"key": key, "patch": agent_patch(fields)})
 
+    async def forget_agent(self, key: AgentKey) -> bool:
+        """Remove an agent that never ran.
+
+        Returns:
+            False where something is recorded of it: then it stays.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        return await self._tuple("agents.forget", {"key": key}) is not None
+
     async def branches(self, key: AgentKey) -> list[BranchRecord]:
         """List an agent's branches in order.
 

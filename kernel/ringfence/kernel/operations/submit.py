@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import secrets
 import shutil
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ringfence.kernel.config import AGENT_UID_BASE
+from ringfence.kernel.journal.types import AgentRecord, JournalError
 from ringfence.kernel.operations.kernel import Kernel, manifest_version
 from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.rights import effective_rules
@@ -27,18 +30,28 @@ from ringfence.policy.types import Verdict
 from ringfence.sandbox.trees import copy_tree, extract_tar
 from ringfence.sandbox.types import SandboxError
 from ringfence.sandbox.workspace import Workspace, WorkspaceError
+from ringfence.syscalls.errors import SyscallError
 from ringfence.v1 import operator_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 MANIFEST_BYTES_MAX = 256 << 10
 INPUT_BYTES_MAX = 16 << 20
 WORKSPACE_BYTES_MAX = 8 << 30
+
+STAGING = ".incoming-"
+"""How directories of submissions that are on their way begin; an agent's id never begins so."""
+
+
+_under_way: set[asyncio.Task[dict[str, Any]]] = set()
 
 
 async def submit(kernel: Kernel, frames: AsyncIterator[pb.SubmitRequest], operator: str) -> dict[str, Any]:
     """Create an agent from a stream of one header and the parts of its workspace.
 
     Raises:
-        Problem: the manifest is wrong, a resource is missing, the workspace is unsafe, or the sandbox can't be had.
+        Problem: the manifest is wrong, a resource is missing, the workspace is unsafe, or the sandbox can't be had;
+            nothing is left of it.
     """
     first = await anext(frames, None)
     if first is None or first.WhichOneof("frame") != "header":
@@ -55,50 +68,75 @@ async def submit(kernel: Kernel, frames: AsyncIterator[pb.SubmitRequest], operat
         )
     agents = kernel.layout.data / "agents"
     agents.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=".incoming-", dir=agents))
+    staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=agents))
     try:
         tar = await _receive(frames, staging)
-        rules = effective_rules(manifest, kernel.ownership.resources.file)
-        first_fire, waiting_for = _first_fire(manifest)
-        grants = [(rule.verdict.value, rule.text) for rule in rules if rule.verdict is not Verdict.DENY]
-        record = await kernel.core.store.create_agent(
-            name=header.name or manifest.name,
-            thread=f"t-{secrets.token_hex(8)}",
-            manifest=header.manifest,
-            source=header.source or "manifest",
-            labels=dict(manifest.labels),
-            input=header.input,
-            owner=kernel.core.kernel,
-            uid_base=AGENT_UID_BASE if os.geteuid() == 0 else None,
-            grants=grants,
-            first_fire=first_fire,
-            waiting_for=waiting_for,
-        )
-        home = kernel.layout.agent(record.id)
-        try:
-            await asyncio.to_thread(_lay_out, kernel, manifest, tar, home, record.uid)
-        except (WorkspaceError, OSError) as error:
-            await kernel.core.store.set_agent(record.key, state="failed", error=str(error))
-            raise bad_usage(f"the workspace can't be taken in: {error}", "BadWorkspace") from error
-    finally:
+    except BaseException:
         await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
-    thread = await kernel.ownership.adopt(record)
-    await kernel.core.operator_event(
-        "operator.submit", record.id, operator=operator, manifest=manifest_version(header.manifest)
-    )
-    if thread.schedule is not None:
-        kernel.scheduler.adopt(thread)
-        return {
-            "id": record.id,
-            "name": record.name,
-            "state": thread.state,
-            "waiting_for": thread.waiting_for,
-        }
+        raise
+    # All of it is here: whoever sent it may go now, and it is still carried out or refused as a whole.
+    work = asyncio.create_task(_carry_out(kernel, header, manifest, tar, operator))
+    _under_way.add(work)
+    work.add_done_callback(_under_way.discard)
+    return await asyncio.shield(work)
+
+
+async def _carry_out(
+    kernel: Kernel, header: pb.SubmitHeader, manifest: Manifest, tar: Path, operator: str
+) -> dict[str, Any]:
     try:
+        return await _create(kernel, header, manifest, tar, operator)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, tar.parent, ignore_errors=True)
+
+
+async def _create(
+    kernel: Kernel, header: pb.SubmitHeader, manifest: Manifest, tar: Path, operator: str
+) -> dict[str, Any]:
+    """Make the agent and start it, or leave nothing of it."""
+    rules = effective_rules(manifest, kernel.ownership.resources.file)
+    first_fire, waiting_for = _first_fire(manifest)
+    grants = [(rule.verdict.value, rule.text) for rule in rules if rule.verdict is not Verdict.DENY]
+    record = await kernel.core.store.create_agent(
+        name=header.name or manifest.name,
+        thread=f"t-{secrets.token_hex(8)}",
+        manifest=header.manifest,
+        source=header.source or "manifest",
+        labels=dict(manifest.labels),
+        input=header.input,
+        owner=kernel.core.kernel,
+        uid_base=AGENT_UID_BASE if os.geteuid() == 0 else None,
+        grants=grants,
+        first_fire=first_fire,
+        waiting_for=waiting_for,
+    )
+    version = manifest_version(header.manifest)
+    try:
+        home = kernel.layout.agent(record.id)
+        await asyncio.to_thread(_lay_out, kernel, manifest, tar, home, record.uid)
+        thread = await kernel.ownership.adopt(record)
+        await kernel.core.operator_event("operator.submit", record.id, operator=operator, manifest=version)
+        if thread.schedule is not None:
+            kernel.scheduler.adopt(thread)
+            return {
+                "id": record.id,
+                "name": record.name,
+                "state": thread.state,
+                "waiting_for": thread.waiting_for,
+            }
         async with thread.operation:
             await kernel.processes.start(thread)
-    except SandboxError as error:
-        raise Problem(f"`{record.id}` can't start: {error}", exit_code=1, reason="SandboxError") from error
+    except BaseException as error:
+        await _leave_nothing(kernel, record)
+        facts = {"operator": operator, "manifest": version, "error": str(error)}
+        with contextlib.suppress(JournalError, SyscallError):
+            await kernel.core.operator_event("operator.submit_refused", record.id, **facts)
+        if isinstance(error, WorkspaceError | OSError):
+            raise bad_usage(f"the workspace can't be taken in: {error}", "BadWorkspace") from error
+        if isinstance(error, SandboxError):
+            text = f"`{record.name}` can't start, so it was not submitted: {error}"
+            raise Problem(text, exit_code=1, reason="SandboxError") from error
+        raise
     return {"id": record.id, "name": record.name, "state": thread.state}
 
 
@@ -115,6 +153,27 @@ def _first_fire(manifest: Manifest) -> tuple[datetime | None, str]:
     if first is None:
         raise bad_usage(f"the schedule `{manifest.schedule.cron}` never fires", "BadManifest")
     return first, f"schedule {short_time(first)}"
+
+
+async def _leave_nothing(kernel: Kernel, record: AgentRecord) -> None:
+    """Forget an agent that never ran: its files, its name, its place in memory. The audit keeps the refusal."""
+    thread = kernel.core.threads.get(record.key)
+    if thread is not None and thread.program is not None:
+        return  # it runs, whatever could not be recorded of it: it is an agent
+    try:
+        if not await kernel.core.store.forget_agent(record.key):
+            return  # something is recorded of it
+    except JournalError as error:
+        log.warning("the refused submission %s can't be forgotten now: %s", record.id, error)
+        return
+    kernel.core.threads.pop(record.key, None)
+    kernel.core.journal.forget(record.key)
+    for place in (
+        kernel.layout.agent(record.id),
+        kernel.layout.points(record.id),
+        kernel.layout.socket_dir(record.key),
+    ):
+        await asyncio.to_thread(shutil.rmtree, place, ignore_errors=True)
 
 
 def check_manifest(kernel: Kernel, text: str, source: str) -> Manifest:
@@ -152,7 +211,7 @@ def check_manifest(kernel: Kernel, text: str, source: str) -> Manifest:
     return manifest
 
 
-async def _receive(frames: AsyncIterator[pb.SubmitRequest], staging: Path) -> Path | None:
+async def _receive(frames: AsyncIterator[pb.SubmitRequest], staging: Path) -> Path:
     path = staging / "workspace.tar"
     size = 0
     with path.open("wb") as file:
@@ -170,17 +229,17 @@ async def _receive(frames: AsyncIterator[pb.SubmitRequest], staging: Path) -> Pa
                 raise conflict(
                     f"the workspace can't be stored: {error}; make room in the data directory"
                 ) from error
-    return path if size else None
+    return path
 
 
-def _lay_out(kernel: Kernel, manifest: Manifest, tar: Path | None, home: Path, uid: int | None) -> None:
+def _lay_out(kernel: Kernel, manifest: Manifest, tar: Path, home: Path, uid: int | None) -> None:
     """Make `live` and the program image beside it: the image is what the program may read of the workspace."""
     home.mkdir(mode=0o700, parents=True)
     live, owner = home / "live", uid if os.geteuid() == 0 else None
     live.mkdir(mode=0o755)
     if owner is not None:
         os.chown(live, owner, owner)
-    if tar is not None:
+    if tar.stat().st_size:
         with tar.open("rb") as file:
             extract_tar(file, live, uid=owner)
     (home / "scratch").mkdir(mode=0o711)

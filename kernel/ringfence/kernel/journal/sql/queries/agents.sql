@@ -73,3 +73,16 @@ join unnest(%(branches)s::integer[], %(cuts)s::bigint[]) as l (branch, up_to)
     on c.branch = l.branch and c.step <= l.up_to
 where c.agent = %(agent)s and (%(before)s::bigint is null or c.step < %(before)s)
 order by c.step desc limit 1
+
+-- name: forget
+-- Only an agent that nothing was ever recorded of: the journal is never cut.
+with gone as (
+    select a.key from agents a where a.key = %(key)s and not exists (select from journal j where j.chain = a.key)
+), no_grants as (
+    delete from grants using gone where grants.agent = gone.key
+), no_branches as (
+    delete from branches using gone where branches.agent = gone.key
+), no_acks as (
+    delete from acks using gone where acks.agent = gone.key
+)
+delete from agents using gone where agents.key = gone.key returning agents.key

@@ -30,6 +30,16 @@ def not_here(agent: str) -> Problem:
     return Problem(text, exit_code=5, reason="Conflict")
 
 
+def lost_files(directory: object) -> str:
+    """Why an agent can't go on whose files are gone."""
+    return f"its files are gone: `{directory}` was removed; submit it again, or put it back from a backup and restart the kernel"
+
+
+def files_gone(agent: str, directory: object) -> Problem:
+    """The agent's directory was removed from outside."""
+    return Problem(f"`{agent}` can't do this: {lost_files(directory)}", exit_code=4, reason="FilesGone")
+
+
 def conflict(message: str) -> Problem:
     """The state of things does not allow it now."""
     return Problem(message, exit_code=5, reason="Conflict")

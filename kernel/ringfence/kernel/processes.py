@@ -22,13 +22,22 @@ from ringfence.kernel.launch import program_spec, why_ended
 from ringfence.kernel.linger import Linger
 from ringfence.kernel.logs import LogPump
 from ringfence.kernel.ownership import Ownership
+from ringfence.kernel.problems import lost_files
 from ringfence.kernel.recovery import settle_again
 from ringfence.kernel.revocation import cancel
 from ringfence.kernel.server.agent_door import AgentDoor
 from ringfence.kernel.settled import Answer
-from ringfence.kernel.thread import Thread
+from ringfence.kernel.thread import FINAL_STATES, Thread
 from ringfence.kernel.waits import show
-from ringfence.sandbox.types import Exit, ExitReason, Program, ProgramSpec, Sandbox, SandboxError
+from ringfence.sandbox.types import (
+    Exit,
+    ExitReason,
+    Program,
+    ProgramSpec,
+    Sandbox,
+    SandboxError,
+    SandboxLostError,
+)
 from ringfence.syscalls.errors import BudgetExhausted, JournalUnavailable, Killed
 
 log = logging.getLogger(__name__)
@@ -121,6 +130,9 @@ class Processes:
     async def start(self, thread: Thread) -> None:
         """Start the agent's program; a thread with a past continues by replay.
 
+        A sandbox that dies while it is made counts as an end of the program: its restart policy says whether it is tried
+        again, and the agent is `pending` until then.
+
         Raises:
             SandboxError: the sandbox can't be had as asked; the agent is `failed` with the reason.
         """
@@ -128,6 +140,10 @@ class Processes:
             return  # two asked at once
         if self._core.stopping:
             raise SandboxError("the kernel is stopping; start it again under the next one")
+        if await asyncio.to_thread(thread.environment.workspace.tree.gone):
+            why = lost_files(self._layout.agent(thread.id))
+            await self.set_state(thread, "failed", error=why, ended_at=datetime.now(UTC))
+            raise SandboxError(why)
         await settle_again(self._core, thread)
         thread.generation += 1
         if thread.generation > 1 or not thread.loaded:
@@ -156,6 +172,9 @@ class Processes:
             thread.program = await self._enter(environment.sandbox, spec)
         except SandboxError as error:
             await door.close()
+            if isinstance(error, SandboxLostError) and self._restartable(thread):
+                await self._await_restart(thread, str(error), None)
+                return
             await self.set_state(thread, "failed", error=str(error), ended_at=datetime.now(UTC))
             raise
         finally:
@@ -245,23 +264,34 @@ class Processes:
         if ended.reason is ExitReason.EXIT and ended.code == 0:
             await self._finish(thread, "done", generation, exit_code=0, ended_at=now)
             return
-        why = why_ended(ended, self.log_of(thread, "stderr").tail())
-        restart = thread.manifest.restart
-        again = restart.policy == "on-failure" and ended.reason is not ExitReason.TIMEOUT
-        if not again or thread.restarts >= restart.max:
-            limit = f"; it was restarted {thread.restarts} times" if again else ""
-            facts = {"error": why + limit, "exit_code": ended.code, "ended_at": now}
-            await self._finish(thread, "failed", generation, **facts)
+        if await asyncio.to_thread(thread.environment.workspace.tree.gone):
+            why = lost_files(self._layout.agent(thread.id))
+            await self._settle(thread, "failed", error=why, exit_code=ended.code, ended_at=now)
             return
+        why = why_ended(ended, self.log_of(thread, "stderr").tail())
+        if ended.reason is not ExitReason.TIMEOUT and self._restartable(thread):
+            await self._await_restart(thread, why, ended.code)
+            return
+        again = thread.manifest.restart.policy == "on-failure" and ended.reason is not ExitReason.TIMEOUT
+        limit = f"; it was restarted {thread.restarts} times" if again else ""
+        facts = {"error": why + limit, "exit_code": ended.code, "ended_at": now}
+        await self._finish(thread, "failed", generation, **facts)
+
+    @staticmethod
+    def _restartable(thread: Thread) -> bool:
+        restart = thread.manifest.restart
+        return restart.policy == "on-failure" and thread.restarts < restart.max
+
+    async def _await_restart(self, thread: Thread, why: str, code: int | None) -> None:
+        """Leave the agent `pending` and start it again after a while that grows."""
         thread.restarts += 1
+        generation = thread.generation
         await self._settle(
-            thread,
-            "pending",
-            waiting_for="a restart",
-            error=why,
-            restarts=thread.restarts,
-            exit_code=ended.code,
+            thread, "pending", waiting_for="a restart", error=why, restarts=thread.restarts, exit_code=code
         )
+        self._spawn(self._restart(thread, generation))
+
+    async def _restart(self, thread: Thread, generation: int) -> None:
         await asyncio.sleep(min(BACKOFF_S_MAX, BACKOFF_S * 2 ** (thread.restarts - 1)))
         async with thread.operation:
             restartable = thread.state == "pending" and thread.generation == generation
@@ -328,12 +358,19 @@ class Processes:
 
     async def kill(self, thread: Thread) -> None:
         """End the program and its calls; `killed` is final until an operator starts it again."""
+        await self._end(thread, "killed", Killed("the operator killed the agent"))
+
+    async def lose(self, thread: Thread) -> None:
+        """End an agent whose files were removed from outside: it can't go on."""
+        why = lost_files(self._layout.agent(thread.id))
+        await self._end(thread, "failed", Killed(f"the agent is ended: {why}"), error=why)
+
+    async def _end(self, thread: Thread, state: str, reason: Killed, **more: Any) -> None:
         async with thread.operation:
             await self.end_program(thread)
-            reason = Killed("the operator killed the agent")
             await asyncio.gather(*(cancel(flight, reason) for flight in list(thread.flights.values())))
-            if thread.state not in ("done", "failed", "killed"):
-                await self.set_state(thread, "killed", ended_at=datetime.now(UTC))
+            if thread.state not in FINAL_STATES:
+                await self.set_state(thread, state, ended_at=datetime.now(UTC), **more)
 
     def _parker(self, thread: Thread) -> Callable[[Thread, Answer], Coroutine[Any, Any, None]]:
         """What parks the agent for a call of this start; one of an earlier start comes too late."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ringfence.kernel.journal.store_approvals import CHANNEL_APPROVAL
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, JournalError, OwnerMoved
-from ringfence.kernel.problems import Problem
+from ringfence.kernel.problems import Problem, lost_files
 from ringfence.kernel.revocation import apply_epoch
+from ringfence.kernel.thread import FINAL_STATES
 from ringfence.policy.problems import ManifestError
 from ringfence.sandbox.snapshots import SnapshotError
 from ringfence.sandbox.types import SandboxError
@@ -42,6 +44,7 @@ class Takeover:
         self._listener = self._kernel.core.store.listen([EPOCH_CHANNEL, CHANNEL_APPROVAL], self._notified)
         await self._listener.ready()
         await self.claim()
+        await self._give_up_lost()
         self._spawn(self._claim_again())
 
     async def close(self) -> None:
@@ -78,6 +81,23 @@ class Takeover:
         here = await asyncio.to_thread(self._kernel.layout.agents_here)
         for record in await core.store.claim_agents(core.kernel, self._fence, here):
             self._spawn(self._continue(record))
+        for thread in list(core.threads.values()):
+            if thread.state not in FINAL_STATES and await asyncio.to_thread(
+                thread.environment.workspace.tree.gone
+            ):
+                self._spawn(self._kernel.processes.lose(thread))
+
+    async def _give_up_lost(self) -> None:
+        """Agents of an earlier kernel of this directory whose files were removed: no kernel can go on with them."""
+        kernel = self._kernel
+        here = await asyncio.to_thread(kernel.layout.agents_here)
+        for record in await kernel.core.store.agents():
+            owned = record.key in kernel.core.threads or record.owner == kernel.core.kernel
+            if record.id not in here and not owned and await kernel.had_files_here(record):
+                home = kernel.layout.agent(record.id)
+                await kernel.core.store.set_agent(
+                    record.key, state="failed", error=lost_files(home), ended_at=datetime.now(UTC)
+                )
 
     async def _continue(self, record: AgentRecord) -> None:
         try:

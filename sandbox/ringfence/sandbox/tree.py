@@ -49,6 +49,14 @@ class Tree:
     def __del__(self) -> None:
         self.close()
 
+    def gone(self) -> bool:
+        """Whether the directory was removed, moved away or replaced since it was opened."""
+        try:
+            there = self.root.stat(follow_symlinks=False)
+        except OSError:
+            return True
+        return not os.path.samestat(there, os.fstat(self.fd))
+
     @property
     def staging(self) -> Path:
         """The directory beside the root where content is staged."""

@@ -13,6 +13,10 @@ class SandboxError(Exception):
     """The backend can't do what was asked. The message names the missing wall and the fix; nothing was started."""
 
 
+class SandboxLostError(SandboxError):
+    """The sandbox died while it was made; nothing runs. Nothing speaks against making it again."""
+
+
 class ExitReason(StrEnum):
     """Why a process ended."""
 

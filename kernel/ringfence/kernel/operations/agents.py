@@ -102,12 +102,20 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
     }
 
 
-async def wait(kernel: Kernel, name: str) -> dict[str, Any]:
-    """Answer when the agent is at its end or needs a person; one with a schedule when a run of its has ended."""
+async def wait(kernel: Kernel, name: str, parked_for: str = "") -> dict[str, Any]:
+    """Answer when the agent is at its end or needs a person; one with a schedule when a run of its has ended.
+
+    What the caller has seen it parked for already is waited on.
+    """
     thread = await kernel.thread(name)
     runs = thread.ended_runs
+
+    def over() -> bool:
+        seen = bool(parked_for) and (thread.state, thread.waiting_for) == ("parked", parked_for)
+        return (settled(thread.state) and not seen) or thread.ended_runs > runs
+
     async with thread.changed:
-        await thread.changed.wait_for(lambda: settled(thread.state) or thread.ended_runs > runs)
+        await thread.changed.wait_for(over)
     record = await kernel.record(thread.id)
     state = thread.state
     if thread.ended_runs > runs and thread.schedule is not None:
@@ -290,7 +298,7 @@ async def kill(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
 
 async def pull(kernel: Kernel, name: str, path: str) -> AsyncIterator[bytes]:
     """A tar of the live workspace or a part of it."""
-    thread = await kernel.thread(name)
+    thread = await kernel.with_files(name)
     async with thread.environment.lock():
         try:
             parts = make_tar(

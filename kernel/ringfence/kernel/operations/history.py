@@ -119,7 +119,7 @@ async def rollback(
     kernel: Kernel, name: str, to: str, *, preview: bool, path: str, start: bool, operator: str
 ) -> dict[str, Any]:
     """Put effects back, or say what that would do."""
-    thread = await kernel.thread(name)
+    thread = await kernel.with_files(name)
     cut = await kernel.rollback.plans.cut_for(thread, to)
     wanted = thread.environment.workspace.canonical(path, follow=False) if path else None
     if preview:
@@ -156,7 +156,7 @@ async def rollback(
 
 async def diff(kernel: Kernel, name: str, start: str, end: str) -> dict[str, Any]:
     """Workspace changes between two points, each the state just before its step; without `end`: until now."""
-    thread = await kernel.thread(name)
+    thread = await kernel.with_files(name)
     low = (await kernel.rollback.plans.cut_for(thread, start)).step if start else 0
     high = (await kernel.rollback.plans.cut_for(thread, end)).step if end else thread.last_step
     before: dict[str, Any] = {}

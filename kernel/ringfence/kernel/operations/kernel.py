@@ -14,7 +14,7 @@ from ringfence.kernel.core import Core
 from ringfence.kernel.journal.anchor import Anchor
 from ringfence.kernel.journal.types import AgentRecord, Ambiguous
 from ringfence.kernel.ownership import Ownership
-from ringfence.kernel.problems import Problem, no_such_agent, not_here
+from ringfence.kernel.problems import Problem, files_gone, no_such_agent, not_here
 from ringfence.kernel.processes import Processes
 from ringfence.kernel.rollback import Rollback
 from ringfence.kernel.scheduler import Scheduler
@@ -77,12 +77,31 @@ class Kernel:
         thread = self.core.threads.get(record.key)
         if thread is not None:
             return thread
-        if not self.layout.agent(record.id).is_dir():
+        home = self.layout.agent(record.id)
+        if not (home / "live").is_dir():
             # Owned or not, it can't be run or rolled back without its files.
-            raise not_here(record.id)
+            here = await self.had_files_here(record)
+            raise files_gone(record.id, home) if here else not_here(record.id)
         if not await self.core.store.take_agent(record.key, self.core.kernel):
             raise not_here(record.id)
         return await self.ownership.adopt(record)
+
+    async def with_files(self, name: str) -> Thread:
+        """The live side of an agent whose workspace is to be read or changed.
+
+        Raises:
+            Problem: as for `thread`, or its directory was removed.
+        """
+        thread = await self.thread(name)
+        if await asyncio.to_thread(thread.environment.workspace.tree.gone):
+            raise files_gone(thread.id, self.layout.agent(thread.id))
+        return thread
+
+    async def had_files_here(self, record: AgentRecord) -> bool:
+        """Whether an agent's last kernel kept it in this data directory."""
+        kernels = {known.key: known for known in await self.core.store.kernels()}
+        own, owner = kernels[self.core.kernel], kernels.get(record.owner or self.core.kernel)
+        return owner is not None and (owner.host, owner.data_dir) == (own.host, own.data_dir)
 
 
 def manifest_version(text: str) -> str:

@@ -15,7 +15,7 @@ from ringfence.sandbox.native.cgroups import Groups
 from ringfence.sandbox.native.child import Child
 from ringfence.sandbox.native.job import HEADER_BYTES, Job
 from ringfence.sandbox.native.supervisor import KILL, PAUSE, RESUME
-from ringfence.sandbox.types import Exit, ExitReason, SandboxError
+from ringfence.sandbox.types import Exit, ExitReason, SandboxError, SandboxLostError
 
 _SOURCE = Path(__file__).parents[3]
 _ENTRY = "import sys; sys.path.insert(0, sys.argv[1]); from ringfence.sandbox.native import launcher; launcher.{}()"
@@ -52,6 +52,7 @@ class NativeProgram:
 
         Raises:
             SandboxError: it was refused; nothing runs.
+            SandboxLostError: its launcher died before the program ran.
         """
         launcher = await Child.start(launcher_command("main", f"ringfence-{job['name']}"), descriptors)
         program = cls(job["name"], Path(job["records"]), launcher)
@@ -138,10 +139,9 @@ class NativeProgram:
         for answer in self._answers:
             self._answer(answer, "")
         if not self._started.done():
-            message = (
-                self._last.get("message") or f"the launcher failed: {problem or 'it was killed'}; report this"
-            )
-            self._started.set_exception(SandboxError(message))
+            message = self._last.get("message")
+            lost = f"the launcher failed before the program ran: {problem or 'it was killed'}; start it again"
+            self._started.set_exception(SandboxError(message) if message else SandboxLostError(lost))
 
     def _on_event(self, event: dict[str, Any]) -> None:
         kind = event["event"]

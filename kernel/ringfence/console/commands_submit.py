@@ -19,6 +19,8 @@ from ringfence.policy.problems import ManifestError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ringfence.console.client import Client
+
 commands = Commands()
 
 MANIFEST_BYTES_MAX = 256 << 10
@@ -81,13 +83,28 @@ def submit(session: Session, manifest: str, **options: Unpack[_Options]) -> int:
     if answer.get("waiting_for"):
         render.note(f"{answer.get('name') or answer['id']}: waits for {answer['waiting_for']}")
     try:
-        end = client.call("Wait", agent=answer["id"])
+        end = _follow(client, answer)
     except KeyboardInterrupt:
         render.note(f"the agent goes on; see it with: ringfence show {answer['id']}")
         raise
     if session.as_json:
         render.emit({**answer, **end})
     return _finish(answer, end)
+
+
+def _follow(client: Client, answer: dict[str, Any]) -> dict[str, Any]:
+    """Wait for the end. One that is parked for a person is said once, and waited for."""
+    parked_for = ""
+    while True:
+        end = client.call("Wait", agent=answer["id"], parked_for=parked_for)
+        if end.get("state") != "parked" or not end.get("waiting_for"):
+            return end
+        parked_for = str(end["waiting_for"])
+        name = answer.get("name") or answer["id"]
+        render.note(
+            f"ringfence: `{name}` is parked and waits for {' '.join(parked_for.split())}; "
+            f"see: ringfence show {answer['id']}; still waiting for its end"
+        )
 
 
 def check_manifest(text: str, source: str) -> Manifest:

@@ -256,6 +256,32 @@ class ScheduleListRequest(_message.Message):
 Global___ScheduleListRequest: _TypeAlias = ScheduleListRequest  # noqa: Y015
 
 @_typing.final
+class WaitRequest(_message.Message):
+    """Waits for one agent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    PARKED_FOR_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """Id, or a name that only one agent has."""
+    parked_for: _builtins.str
+    """What the caller has seen the agent to be parked for: that does not end the wait. Empty: every park does."""
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        parked_for: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "parked_for", b"parked_for"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitRequest: _TypeAlias = WaitRequest  # noqa: Y015
+
+@_typing.final
 class ListRequest(_message.Message):
     """Asks for agents."""
 

@@ -218,6 +218,28 @@ def test_wait(end, exit_code, said, home, door, run) -> None:
     assert json.loads(report.stdout) == {"id": "a1", "name": "bot", **end}
 
 
+def test_a_parked_agent_is_said_once_and_waited_for(home, door, run) -> None:
+    door.answers["Submit"] = {"id": "a1", "name": "bot", "state": "running"}
+    parked = {"id": "a1", "state": "parked", "waiting_for": "a larger budget `calls`"}
+    asked: list[str] = []
+
+    def wait(request):
+        asked.append(request.parked_for)
+        return parked if len(asked) == 1 else {"id": "a1", "state": "done", "exit_code": 0, "error": None}
+
+    door.answers["Wait"] = wait
+    result = run("submit", home / "agent.yaml", "--wait")
+    assert (result.exit_code, result.stdout) == (0, "a1\n")
+    assert result.stderr.splitlines() == [
+        (
+            "ringfence: `bot` is parked and waits for a larger budget `calls`; see: ringfence show a1; "
+            "still waiting for its end"
+        ),
+        "bot: done",
+    ]
+    assert asked == ["", "a larger budget `calls`"]
+
+
 # -- --set -------------------------------------------------------------------------------------------------------------
 
 

@@ -50,7 +50,7 @@ UNARY: dict[str, Unary] = {
     "Status": lambda k, _r, _o: house.status(k),
     "Reload": lambda k, _r, o: house.reload(k, o),
     "Shutdown": lambda k, r, o: house.shutdown(k, r.drain_ms, o),
-    "Wait": lambda k, r, _o: agents.wait(k, r.agent),
+    "Wait": lambda k, r, _o: agents.wait(k, r.agent, r.parked_for),
     "List": lambda k, r, _o: agents.list_agents(k, r.all),
     "Show": lambda k, r, _o: agents.show(k, r.agent),
     "Pause": lambda k, r, o: agents.pause(k, r.agent, o),

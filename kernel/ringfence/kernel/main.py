@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import resource
+import shutil
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ from ringfence.kernel.journal.types import JournalError, Unavailable
 from ringfence.kernel.journal.writer import Journal
 from ringfence.kernel.leases import Heartbeat
 from ringfence.kernel.operations.kernel import Kernel
+from ringfence.kernel.operations.submit import STAGING
 from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.postgres import EmbeddedPostgres, PostgresError
 from ringfence.kernel.processes import Processes
@@ -91,6 +93,7 @@ async def _run(settings: Settings, announce: Callable[[str], None]) -> int:
     lock = _lock(layout)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(lock.close)
+        stack.callback(_remove_run, layout)
         try:
             _, stopping = await compose(settings, layout, stack)
         except (PostgresError, ResourceError, SecretsError, BlobError) as error:
@@ -167,6 +170,11 @@ def short_run_dir(data: Path) -> Path:
     return Path(base) / f"ringfence-{os.geteuid()}-{name}"
 
 
+def _remove_run(layout: Layout) -> None:
+    """Remove the sockets' directory, and what agents' ends have left in it."""
+    shutil.rmtree(layout.run, ignore_errors=True)
+
+
 def _lock(layout: Layout) -> TextIO:
     file = layout.lock_file.open("a+")
     os.fchmod(file.fileno(), 0o600)
@@ -232,8 +240,10 @@ async def compose(
     _calm_collector()
     table = build_table()
     sandbox = NativeSandbox(layout.data)
+    stack.push_async_callback(sandbox.close)
     # A kernel adopts nothing: what an earlier one left running is ended before anything else happens.
     ended = await sandbox.sweep()
+    await asyncio.to_thread(_sweep_directories, layout)
     if ended:
         log.info("ended what an earlier kernel left: %s", ", ".join(ended))
     secrets = Secrets(layout.secrets)
@@ -289,6 +299,12 @@ async def compose(
         telemetry=telemetry,
     )
     return kernel, await _serve(kernel, fence, stack)
+
+
+def _sweep_directories(layout: Layout) -> None:
+    """Remove what a dead kernel left: directories of sockets, and submissions that were on their way."""
+    for place in (*layout.run.glob("a*"), *(layout.data / "agents").glob(f"{STAGING}*")):
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _calm_collector() -> None:

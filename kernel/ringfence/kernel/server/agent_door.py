@@ -7,6 +7,7 @@ dies cancels nothing: its calls go on, are recorded, and answer the next process
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
@@ -38,6 +39,7 @@ from ringfence.v1 import syscalls_pb2 as pb
 log = logging.getLogger(__name__)
 
 PROTOCOL = 1
+SOCKET = "syscall.sock"
 HELLO_S = 10.0
 SERVICE = "ringfence.v1.SyscallService"
 STREAM = f"/{SERVICE}/Stream"
@@ -81,6 +83,7 @@ class AgentDoor:
         self._complaints = Complaints(log, thread.id)
         self._streams = 0
         self._generation = thread.generation
+        self._directory = Path()
         self._tasks: set[asyncio.Task[None]] = set()
         self._occurrences: Counter[str] = Counter()
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -92,6 +95,7 @@ class AgentDoor:
             NoDescriptors: the kernel can't serve one more agent.
         """
         path = _clear(directory)
+        self._directory = directory
         self._connections = self._descriptors.take()
         # Above it gRPC closes a connection as soon as it has accepted it.
         bound = ("grpc.max_allowed_incoming_connections", self._connections)
@@ -120,6 +124,9 @@ class AgentDoor:
         if self._server is not None:
             await self._server.stop(grace=0.1)
             self._server = None
+            self._directory.joinpath(SOCKET).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._directory.rmdir()
         if self._connections:
             self._descriptors.give_back(self._connections)
             self._connections = 0
@@ -311,7 +318,7 @@ def _clear(directory: Path) -> Path:
     """Make the socket's directory and remove what an earlier start left in it."""
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     directory.chmod(0o755)
-    path = directory / "syscall.sock"
+    path = directory / SOCKET
     path.unlink(missing_ok=True)
     return path
 

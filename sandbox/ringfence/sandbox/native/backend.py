@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from ringfence.sandbox.native import identity
+from ringfence.sandbox.native.cgroups import remove_shared
 from ringfence.sandbox.native.job import STDERR_NAME, STDOUT_NAME, UPPER_NAME, Job
 from ringfence.sandbox.native.program import NativeProgram, end_recorded, launcher_command
 from ringfence.sandbox.types import CommandResult, CommandSpec, Limits, ProgramSpec, SandboxError, Wall
@@ -118,6 +119,10 @@ class NativeSandbox:
             SandboxError: something can't be ended, say because it belongs to another user.
         """
         return await asyncio.to_thread(self._sweep)
+
+    async def close(self) -> None:
+        """Remove what is shared by sandboxes, when the last of them has ended."""
+        await asyncio.to_thread(remove_shared)
 
     def _sweep(self) -> list[str]:
         agents: set[str] = set()

@@ -5,7 +5,7 @@ forbids that (a group with processes can't hand out controllers), below the top.
 """
 
 # The launcher works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
-# ruff: noqa: PTH103, PTH106, PTH123
+# ruff: noqa: PTH102, PTH103, PTH106, PTH123
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _SWITCHES = {
 _CPU_PERIOD_US = 100_000
 _FREEZE_TRIES = 2000
 _REMOVE_TRIES = 500
+_MAKE_TRIES = 5
 _PAUSE_S = 0.001
 
 
@@ -97,9 +98,10 @@ class Groups:
             found = {controller: (directory, 2) for controller, directory in made.items() if directory}
             if "memory" in found or "memory" not in missing or parent == second:
                 where.update(found)
+                if not found:
+                    _discard(parent, name)
                 break
-            for directory, _ in found.values():
-                _rmdir(directory)
+            _discard(parent, name)
         return cls(where)
 
     def limit(self, memory_bytes: int, pids: int, cpu: float) -> None:
@@ -123,6 +125,8 @@ class Groups:
                     _write(f"{directory}/{file}", value)
             except OSError:
                 del self.where[controller]
+                if directory not in self.directories():
+                    _rmdir(directory)
                 continue
             for file, value in optional[version] if controller == "memory" else []:
                 try:
@@ -188,19 +192,47 @@ class Groups:
                     break
 
 
+def remove_shared() -> None:
+    """Remove the groups that groups are made in, where nobody on this host uses them any more."""
+    try:
+        first, second = _mounts()
+        own = _own()
+    except (OSError, ValueError):
+        return
+    tops = [(point, own.get(controller, "/")) for controller, point in first.items()]
+    for point, place in [*tops, *([(second, own.get("", "/"))] if second else [])]:
+        for parent in dict.fromkeys((f"{point}{place}".rstrip("/"), point)):
+            _rmdir(f"{parent}/{_PARENT}")
+
+
 def _make(controller: str, parent: str, name: str, version: int) -> str:
     """Make one group and return its directory, or an empty string where this host does not permit it."""
     shared = f"{parent}/{_PARENT}"
     directory = f"{shared}/{name}"
-    try:
-        os.makedirs(shared, exist_ok=True)
-        if version > 1 and controller != "freezer":
-            for place in (parent, shared):
-                _write(f"{place}/cgroup.subtree_control", f"+{controller}")
-        os.makedirs(directory, exist_ok=True)
-    except OSError:
-        return ""
-    return directory if os.access(f"{directory}/{_SWITCHES[controller][version - 1]}", os.W_OK) else ""
+    for _ in range(_MAKE_TRIES):
+        try:
+            os.makedirs(shared, exist_ok=True)
+            if version > 1 and controller != "freezer":
+                for place in (parent, shared):
+                    _write(f"{place}/cgroup.subtree_control", f"+{controller}")
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(directory)
+        except FileNotFoundError:
+            continue  # another kernel stopped and removed the shared one just now
+        except OSError:
+            break
+        if os.access(f"{directory}/{_SWITCHES[controller][version - 1]}", os.W_OK):
+            return directory
+        break
+    if version == 1:
+        _discard(parent, name)
+    return ""
+
+
+def _discard(parent: str, name: str) -> None:
+    """Remove a group that is of no use, and the shared one where nobody else is in it."""
+    _rmdir(f"{parent}/{_PARENT}/{name}")
+    _rmdir(f"{parent}/{_PARENT}")
 
 
 def _rmdir(directory: str) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TypedDict
 
 from ringfence.sandbox.native import confine, jail, landlock, launcher, linux, seccomp
-from ringfence.sandbox.native.cgroups import Groups
+from ringfence.sandbox.native.cgroups import Groups, remove_shared
 from ringfence.sandbox.native.job import UPPER_NAME, USERNS_FIX, WORK_NAME, Job, Refused
 
 _NOBODY = 65534
@@ -217,4 +217,5 @@ def _groups() -> list[Found]:
         fix = "" if ok else _GROUP_FIX
         found.append({"name": f"cgroup {name}", "ok": ok, "detail": detail, "fix": fix, "required": False})
     groups.remove()
+    remove_shared()
     return found

@@ -28,6 +28,7 @@ from ringfence.kernel.outcomes import Request
 from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.processes import Processes
 from ringfence.kernel.resources import Resources
+from ringfence.kernel.retention import Retention
 from ringfence.kernel.revival import Revival
 from ringfence.kernel.rollback import Rollback
 from ringfence.kernel.scheduler import Scheduler
@@ -36,6 +37,7 @@ from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.types import Verdict
+from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.types import Exit, ExitReason, ProgramSpec
 from ringfence.syscalls.base import Call, Plan, Question
 from ringfence.syscalls.table import build_table
@@ -268,6 +270,7 @@ async def heart_on(dsn: str, directory: Path, config: str = "") -> AsyncGenerato
         processes=processes,
         scheduler=Scheduler(core, processes),
         rollback=Rollback(core, ownership, processes),
+        retention=Retention(core, lambda agent: SnapshotStore(layout.points(agent))),
         secrets=Secrets(layout.secrets),
         anchor=Anchor(layout.anchor_file, layout.anchor_key),
         database_version="",

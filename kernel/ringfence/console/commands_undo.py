@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import click
 from ringfence.console import render
 from ringfence.console.documents import as_record, items, records
-from ringfence.console.durations import plural, size
+from ringfence.console.durations import parse_duration_ms, plural, size
 from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.render import Column
 from ringfence.console.session import Commands, Session
@@ -39,22 +39,40 @@ class _RollbackOptions(TypedDict):
 
 
 @commands.add(
-    "points", "ringfence points invoice-bot", "ringfence points verify", "ringfence points verify invoice-bot"
+    "points",
+    "ringfence points invoice-bot",
+    "ringfence points verify",
+    "ringfence points verify invoice-bot",
+    "ringfence points prune invoice-bot --keep 20",
+    "ringfence points prune invoice-bot --older-than 30d",
 )
-@click.argument("words", nargs=-1, required=True, metavar="AGENT | verify [AGENT]")
-def points(session: Session, words: tuple[str, ...]) -> int:
-    """List an agent's rollback points, or read them back.
+@click.argument("words", nargs=-1, required=True, metavar="AGENT | verify [AGENT] | prune AGENT")
+@click.option("--keep", type=click.IntRange(min=0), metavar="N", help="With `prune`: how many stay.")
+@click.option("--older-than", metavar="DURATION", help="With `prune`: those taken longer ago go.")
+def points(session: Session, words: tuple[str, ...], keep: int | None, older_than: str | None) -> int:
+    """List rollback points, read them back, or remove the oldest.
 
-    `verify` reads every point back, of one agent or of all; exit 1 when one can't be verified.
+    `verify` reads every point back, of one agent or of all; exit 1 when one can't be verified. `prune`
+    removes points from the oldest on; what stays is enough to go back to any point that stays.
     """
-    verify = "verify" in words[:1]
-    names = words[1:] if verify else words
-    if len(names) > 1:
+    verb = "".join(words[:1]) if words[:1] in (("verify",), ("prune",)) else ""
+    names = list(words[1:] if verb else words)
+    if len(names) > 1 or (verb == "prune" and not names):
         raise ConsoleError("`points` takes one agent; see `ringfence points --help`", ExitCode.USAGE)
-    if not verify:
-        found = _points(session, "".join(names), verify=False)
+    if verb == "prune":
+        return _prune(session, names[0], keep, older_than)
+    if keep is not None or older_than is not None:
+        raise ConsoleError(
+            "`--keep` and `--older-than` go with `ringfence points prune AGENT`", ExitCode.USAGE
+        )
+    if not verb:
+        found = _points(session, names[0], verify=False)
         _print_points(session, found)
         return ExitCode.OK
+    return _verify(session, names)
+
+
+def _verify(session: Session, names: Sequence[str]) -> int:
     agents = names or [agent["id"] for agent in records(session.client().call("List", all=True), "agents")]
     found = [{**point, "agent": agent} for agent in agents for point in _points(session, agent, verify=True)]
     _print_points(session, found)
@@ -64,6 +82,25 @@ def points(session: Session, words: tuple[str, ...]) -> int:
             f"{len(bad)} of {plural(len(found), 'point')} can't be read back: {', '.join(bad[:10])}; "
             "no rollback can go through them, bring their files back from a copy of the data directory"
         )
+    return ExitCode.OK
+
+
+def _prune(session: Session, agent: str, keep: int | None, older_than: str | None) -> int:
+    fields: dict[str, Any] = {"agent": agent}
+    if keep is not None:
+        fields["keep"] = keep
+    if older_than is not None:
+        try:
+            fields["older_than_ms"] = parse_duration_ms(older_than)
+        except ValueError as error:
+            raise ConsoleError(str(error), ExitCode.USAGE) from None
+    document = session.client().call("PrunePoints", **fields)
+    if session.as_json:
+        render.emit(document)
+        return ExitCode.OK
+    pruned = items(document, "pruned")
+    freed, kept = size(document.get("freed_bytes") or 0), document.get("kept") or 0
+    render.say(f"pruned {plural(len(pruned), 'point')}, {freed} freed; {kept} stay")
     return ExitCode.OK
 
 

@@ -40,6 +40,7 @@ from ringfence.kernel.postgres import EmbeddedPostgres, PostgresError
 from ringfence.kernel.processes import Processes
 from ringfence.kernel.readiness import notify
 from ringfence.kernel.resources import ResourceError, Resources, embedded_names
+from ringfence.kernel.retention import Retention
 from ringfence.kernel.revival import Revival
 from ringfence.kernel.rollback import Rollback
 from ringfence.kernel.scheduler import Scheduler
@@ -48,6 +49,7 @@ from ringfence.kernel.server.operator_door import OperatorDoor
 from ringfence.kernel.takeover import Takeover
 from ringfence.kernel.telemetry import open_telemetry
 from ringfence.sandbox.native import NativeSandbox
+from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.syscalls.http_client import close_clients
 from ringfence.syscalls.sql_target.session import close_targets
 from ringfence.syscalls.table import build_table
@@ -290,6 +292,7 @@ async def compose(
         processes=processes,
         rollback=rollback,
         scheduler=Scheduler(core, processes),
+        retention=Retention(core, lambda agent: SnapshotStore(layout.points(agent))),
         secrets=secrets,
         anchor=anchor,
         database_version=server.version if server is not None else await store.ping(),
@@ -382,6 +385,7 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
     await core.mailboxes.open()
     kernel.scheduler.timers.start()
     await takeover.open()
+    tasks.append(asyncio.create_task(kernel.retention.run(kernel.thread), name="ringfence retention"))
     with contextlib.suppress(FileNotFoundError):
         kernel.layout.operator_socket.unlink()
     await door.open(kernel.layout.operator_socket)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ringfence.kernel import rollback_atoms
 from ringfence.kernel.core import Core
+from ringfence.kernel.journal.store import Store
 from ringfence.kernel.journal.types import Rewound, StateVersion, StoredRow
 from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.replay import OPERATOR_LANE, Lineage
@@ -52,6 +53,28 @@ class Undo:
     late_conflicts: dict[str, str] = field(default_factory=dict[str, str])
     not_undoable: list[StoredRow] = field(default_factory=list[StoredRow])
     moved: list[Rewound] = field(default_factory=list[Rewound])
+
+
+PRUNED = "agent.points_pruned"
+"""The event that says before which step an agent's points are gone."""
+
+
+async def pruned_before(store: Store, thread: Thread) -> int:
+    """The step before which points were removed on purpose; 0: none was."""
+    row = await store.last_event(thread.key, PRUNED)
+    return 0 if row is None else int(json.loads(row.body)["before_step"])
+
+
+def refuse_pruned(point: dict[str, Any], step: int, pruned: int) -> None:
+    """Refuse what needs a point that was removed on purpose.
+
+    Raises:
+        Problem: it was.
+    """
+    if step < pruned and point["kind"] != "state":
+        raise conflict(
+            f"the rollback point {point['id']} was pruned; nothing goes back beyond step {pruned - 1} any more"
+        )
 
 
 def point_of(row: StoredRow) -> dict[str, Any] | None:
@@ -162,12 +185,14 @@ class Plans:
         """Points of the workspace, and records of SQL targets by resource, newest first."""
         file_points: list[str] = []
         records: dict[str, list[Any]] = {}
+        pruned = await pruned_before(self._core.store, thread)
         for row in rows:
             point = point_of(row)
             if point is None:
                 if row.outcome in ("ok", "unknown") and row.effect in _LEAVES:
                     undo.not_undoable.append(row)
                 continue
+            refuse_pruned(point, row.step, pruned)
             if point["kind"] in ("workspace", "rollback"):
                 file_points.append(point["id"])
             if point["kind"] in ("sql", "rollback") and path is None:

@@ -510,6 +510,43 @@ class PointsRequest(_message.Message):
 Global___PointsRequest: _TypeAlias = PointsRequest  # noqa: Y015
 
 @_typing.final
+class PrunePointsRequest(_message.Message):
+    """Removes an agent's oldest rollback points; those that remain are enough for each other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    OLDER_THAN_MS_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """Id or name."""
+    keep: _builtins.int
+    """How many of the newest stay. Absent: by age."""
+    older_than_ms: _builtins.int
+    """Those taken longer ago go, in milliseconds. Absent: by number; neither: as for agents that ended."""
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        keep: _builtins.int | None = ...,
+        older_than_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep", b"_keep", "_older_than_ms", b"_older_than_ms", "keep", b"keep", "older_than_ms", b"older_than_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep", b"_keep", "_older_than_ms", b"_older_than_ms", "agent", b"agent", "keep", b"keep", "older_than_ms", b"older_than_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__keep: _TypeAlias = _typing.Literal["keep"]  # noqa: Y015
+    _WhichOneofArgType__keep: _TypeAlias = _typing.Literal["_keep", b"_keep"]  # noqa: Y015
+    _WhichOneofReturnType__older_than_ms: _TypeAlias = _typing.Literal["older_than_ms"]  # noqa: Y015
+    _WhichOneofArgType__older_than_ms: _TypeAlias = _typing.Literal["_older_than_ms", b"_older_than_ms"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep) -> _WhichOneofReturnType__keep | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__older_than_ms) -> _WhichOneofReturnType__older_than_ms | None: ...
+
+Global___PrunePointsRequest: _TypeAlias = PrunePointsRequest  # noqa: Y015
+
+@_typing.final
 class RollbackRequest(_message.Message):
     """Puts effects back."""
 

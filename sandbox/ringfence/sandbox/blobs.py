@@ -77,6 +77,11 @@ class BlobStore:
         finally:
             os.close(fd)
 
+    def all(self) -> list[tuple[str, Path]]:
+        """Every blob that is there: its hash and its file."""
+        found = (self._root / "blobs").glob("??/*")
+        return [(path.parent.name + path.name, path) for path in found]
+
     def sync(self) -> None:
         """Make everything on the store's file system durable."""
         fd = os.open(self._root, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)

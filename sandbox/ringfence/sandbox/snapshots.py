@@ -11,7 +11,8 @@ import dataclasses
 import os
 import re
 import stat
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,46 @@ class SnapshotStore:
             key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)],
         )
 
+    def taken_at(self, point: str) -> float:
+        """When a point was taken, in seconds since the epoch; now for one that is gone meanwhile."""
+        try:
+            return self._manifest(point).stat().st_mtime
+        except FileNotFoundError:
+            return time.time()
+
+    def content_of(self, points_kept: Collection[str]) -> frozenset[str]:
+        """Hashes of all content that some points need.
+
+        Raises:
+            SnapshotError: one of them is gone or damaged.
+        """
+        return frozenset(
+            entry.blob for point in points_kept for entry in self.require(point).paths if entry.blob
+        )
+
+    def remove(self, gone: Collection[str], needed: Collection[str]) -> int:
+        """Remove points, and all content but what others need. Nothing may be captured meanwhile.
+
+        Args:
+            gone: ids; those that are not there are passed over.
+            needed: hashes of the content that stays.
+
+        Returns:
+            Bytes that were freed.
+
+        Raises:
+            SnapshotError: the store can't be changed; it can be tried again.
+        """
+        freed = 0
+        with self._guard():
+            for point in gone:
+                freed += _remove(self._manifest(point))
+            # INVARIANT: the points go before their content, durably: one that is there is whole, also after a crash.
+            if self.root.is_dir():
+                sync_directory(self.root)
+            freed += sum(_remove(path) for sha256, path in self._blobs.all() if sha256 not in needed)
+        return freed
+
     def plan_restore(
         self, workspace: Workspace, points_newest_first: Sequence[str], path: str | None = None
     ) -> RestorePlan:
@@ -270,3 +311,13 @@ class SnapshotStore:
             if workspace:
                 raise SnapshotError(str(workspace_error(error, str(error.filename or WORKSPACE)))) from error
             raise store_error(error, self.root) from error
+
+
+def _remove(path: Path) -> int:
+    """Remove a file that may be gone already; returns its bytes."""
+    try:
+        size = path.stat().st_size
+        path.unlink()
+    except FileNotFoundError:
+        return 0
+    return size

@@ -45,6 +45,44 @@ def test_points_verify_of_all(door, run) -> None:
     assert all(request.verify for name, request in door.requests if name == "Points")
 
 
+@pytest.mark.parametrize(
+    ("words", "keep", "older"),
+    [
+        ((), None, None),
+        (("--keep", "0"), 0, None),
+        (("--keep", "20"), 20, None),
+        (("--older-than", "7d"), None, 604_800_000),
+    ],
+)
+def test_points_prune(door, run, words, keep, older) -> None:
+    document = {"agent": "a1", "pruned": ["p1", "p2"], "kept": 3, "before_step": 3, "freed_bytes": 2048}
+    door.answers["PrunePoints"] = document
+    result = run("points", "prune", "bot", *words)
+    assert (result.exit_code, result.stdout) == (0, "pruned 2 points, 2.0 KiB freed; 3 stay\n")
+    asked = door.asked("PrunePoints")
+    assert asked.agent == "bot"
+    assert (asked.keep if asked.HasField("keep") else None) == keep
+    assert (asked.older_than_ms if asked.HasField("older_than_ms") else None) == older
+    assert json.loads(run("points", "prune", "bot", "--json").stdout) == document
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("prune",), "`points` takes one agent"),
+        (("prune", "a", "b"), "`points` takes one agent"),
+        (("bot", "--keep", "3"), "go with `ringfence points prune AGENT`"),
+        (("prune", "bot", "--older-than", "soon"), "`soon` is not a duration"),
+        (("prune", "bot", "--keep", "-1"), "-1"),
+    ],
+)
+def test_points_prune_refuses(door, run, words, said) -> None:
+    result = run("points", *words)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert not door.requests
+
+
 def test_points_verify_of_one(door, run) -> None:
     door.answers["Points"] = {"points": [POINT]}
     assert run("points", "verify", "a1").exit_code == 0

@@ -77,6 +77,14 @@ class JournalStore(StoreBase):
         last = {row.step: row for row in progress}
         return [(row, last.get(row.step)) for row in intents]
 
+    async def last_event(self, key: AgentKey, action: str) -> StoredRow | None:
+        """Find the newest event of this kind on an agent's chain.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        return await self._first("journal.last_event", stored_row, {"chain": key, "action": action})
+
     async def counts(self, key: AgentKey, after: int = 0) -> dict[str, int]:
         """Count what an agent has spent over all its branches.
 

@@ -18,7 +18,8 @@ from ringfence.kernel.operations.kernel import Kernel, from_us
 from ringfence.kernel.operations.results import settled_result
 from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.replay import OPERATOR_LANE
-from ringfence.kernel.rollback_plan import Undo, point_of
+from ringfence.kernel.retention import POINTS_DAYS, POINTS_KEPT
+from ringfence.kernel.rollback_plan import Undo, point_of, pruned_before, refuse_pruned
 from ringfence.kernel.thread import Thread
 from ringfence.sandbox.snapshots import SnapshotError
 from ringfence.sandbox.types import SandboxError
@@ -38,9 +39,10 @@ async def points(kernel: Kernel, name: str, *, verify: bool) -> dict[str, Any]:
     """Rollback points of the agent's branch."""
     thread = await kernel.thread(name)
     found: list[dict[str, Any]] = []
+    pruned = await pruned_before(kernel.core.store, thread)
     for row in await _outcomes(kernel, thread):
         point = point_of(row)
-        if point is None:
+        if point is None or (row.step < pruned and point["kind"] != "state"):
             continue
         verified = bool(point["verified"])
         if verify and point["kind"] != "state":
@@ -58,6 +60,20 @@ async def points(kernel: Kernel, name: str, *, verify: bool) -> dict[str, Any]:
             }
         )
     return {"points": found}
+
+
+async def prune_points(
+    kernel: Kernel, name: str, *, keep: int | None, older_than_ms: int | None, operator: str
+) -> dict[str, Any]:
+    """Remove the agent's oldest points; without a number or an age those that an ended agent would lose."""
+    thread = await kernel.thread(name)
+    if keep is None and older_than_ms is None:
+        keep, older_than_ms = POINTS_KEPT, POINTS_DAYS * 86_400_000
+    age = None if older_than_ms is None else older_than_ms / 1000
+    done = await kernel.retention.prune(thread, keep=keep, older_than_s=age, operator=operator)
+    facts = {"before_step": done["before_step"], "points": len(done["pruned"])}
+    await kernel.core.operator_event("operator.points_prune", thread.id, operator=operator, **facts)
+    return done
 
 
 # -- rollback -------------------------------------------------------------------------------------------------------
@@ -161,6 +177,7 @@ async def diff(kernel: Kernel, name: str, start: str, end: str) -> dict[str, Any
     high = (await kernel.rollback.plans.cut_for(thread, end)).step if end else thread.last_step
     before: dict[str, Any] = {}
     later: dict[str, Any] = {}
+    pruned = await pruned_before(kernel.core.store, thread)
     for row in await _outcomes(kernel, thread, low):
         point = point_of(row)
         if point is None or point["kind"] not in ("workspace", "rollback"):
@@ -172,6 +189,7 @@ async def diff(kernel: Kernel, name: str, start: str, end: str) -> dict[str, Any
                 )
             # Its point is of the branch it left; on this one it brought back what stood after the step it went to.
             continue
+        refuse_pruned(point, row.step, pruned)
         try:
             manifest = await asyncio.to_thread(thread.environment.snapshots.require, point["id"])
         except SnapshotError as error:

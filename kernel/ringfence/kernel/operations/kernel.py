@@ -16,6 +16,7 @@ from ringfence.kernel.journal.types import AgentRecord, Ambiguous
 from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.problems import Problem, files_gone, no_such_agent, not_here
 from ringfence.kernel.processes import Processes
+from ringfence.kernel.retention import Retention
 from ringfence.kernel.rollback import Rollback
 from ringfence.kernel.scheduler import Scheduler
 from ringfence.kernel.secrets import Secrets
@@ -35,6 +36,7 @@ class Kernel:
     processes: Processes
     rollback: Rollback
     scheduler: Scheduler
+    retention: Retention
     secrets: Secrets
     anchor: Anchor
     database_version: str

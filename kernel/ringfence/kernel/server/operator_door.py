@@ -68,6 +68,13 @@ UNARY: dict[str, Unary] = {
         k, r.agent, r.rule_or_grant, everything=r.all, purge=r.purge, operator=o
     ),
     "Points": lambda k, r, _o: history.points(k, r.agent, verify=r.verify),
+    "PrunePoints": lambda k, r, o: history.prune_points(
+        k,
+        r.agent,
+        keep=r.keep if r.HasField("keep") else None,
+        older_than_ms=r.older_than_ms if r.HasField("older_than_ms") else None,
+        operator=o,
+    ),
     "Rollback": lambda k, r, o: history.rollback(
         k, r.agent, r.to, preview=r.preview, path=r.path, start=r.start, operator=o
     ),

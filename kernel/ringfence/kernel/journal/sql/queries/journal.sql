@@ -111,3 +111,11 @@ from (
     from journal
     where chain = %(chain)s and phase in (0, 1) and step > %(after)s and starts_with(action, 'llm.') and outcome <> 'parked'
     order by step, phase desc, pos desc) a
+
+-- name: last_event
+-- Events have no step of their own, so they are found by the index of steps.
+select chain, pos, phase, step, branch, lane, lane_step, action, resource, effect, verdict, outcome, digest, effect_id,
+    started_us, duration_us, body, hash
+from journal
+where chain = %(chain)s and step = 0 and phase = 3 and action = %(action)s
+order by pos desc limit 1

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from ringfence.kernel.main import short_run_dir
+from ringfence.kernel.leftovers import short_run_dir
 from ringfence.sandbox.native import cgroups
 from support.kernels import eventually, running
 from support.scenes import manifest_of

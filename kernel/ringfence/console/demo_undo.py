@@ -8,7 +8,7 @@ from pathlib import Path
 from ringfence.console.demo_warden import describe, mounts_below, remove, sockets_below
 from ringfence.console.demo_world import ENDED, World
 from ringfence.console.documents import items, record
-from ringfence.kernel.main import short_run_dir
+from ringfence.kernel.leftovers import short_run_dir
 
 
 def roll_back(world: World) -> None:

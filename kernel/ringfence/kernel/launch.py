@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 
 from ringfence.kernel.config import Layout
+from ringfence.kernel.core import Core
+from ringfence.kernel.problems import lost_files
 from ringfence.kernel.thread import Thread
-from ringfence.sandbox.types import Exit, ExitReason, ProgramSpec
+from ringfence.sandbox.types import Exit, ExitReason, Program, ProgramSpec, Sandbox
+
+
+async def enter(core: Core, sandbox: Sandbox, spec: ProgramSpec) -> Program:
+    """Make the sandbox and start the program in it, and count how long that takes.
+
+    Raises:
+        SandboxError: it can't be had.
+    """
+    began = time.monotonic()
+    program = await sandbox.start(spec)
+    if core.telemetry is not None:
+        core.telemetry.sandbox_started(time.monotonic() - began)
+    return program
+
+
+async def missing_files(thread: Thread, layout: Layout) -> str:
+    """Why an agent can't be started whose directory was removed; empty: it is there."""
+    gone = await asyncio.to_thread(thread.environment.workspace.tree.gone)
+    return lost_files(layout.agent(thread.id)) if gone else ""
+
+
+def restartable(thread: Thread) -> bool:
+    """Whether the manifest lets the program be started once more after it has failed."""
+    restart = thread.manifest.restart
+    return restart.policy == "on-failure" and thread.restarts < restart.max
 
 
 def program_spec(thread: Thread, layout: Layout, token: str, fds: Sequence[int]) -> ProgramSpec:

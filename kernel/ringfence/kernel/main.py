@@ -7,12 +7,10 @@ import contextlib
 import fcntl
 import functools
 import gc
-import hashlib
 import json
 import logging
 import os
 import resource
-import shutil
 import signal
 import socket
 from collections.abc import Callable, Mapping
@@ -33,8 +31,8 @@ from ringfence.kernel.journal.targets import ensure_target
 from ringfence.kernel.journal.types import JournalError, Unavailable
 from ringfence.kernel.journal.writer import Journal
 from ringfence.kernel.leases import Heartbeat
+from ringfence.kernel.leftovers import remove_run, short_run_dir, sweep_directories
 from ringfence.kernel.operations.kernel import Kernel
-from ringfence.kernel.operations.submit import STAGING
 from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.postgres import EmbeddedPostgres, PostgresError
 from ringfence.kernel.processes import Processes
@@ -95,7 +93,7 @@ async def _run(settings: Settings, announce: Callable[[str], None]) -> int:
     lock = _lock(layout)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(lock.close)
-        stack.callback(_remove_run, layout)
+        stack.callback(remove_run, layout)
         try:
             _, stopping = await compose(settings, layout, stack)
         except (PostgresError, ResourceError, SecretsError, BlobError) as error:
@@ -163,18 +161,6 @@ def prepare(settings: Settings) -> Layout:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return Layout(data=data, run=run_dir)
-
-
-def short_run_dir(data: Path) -> Path:
-    """A place for sockets of a data directory whose own path is too long for them."""
-    name = hashlib.sha256(os.fsencode(data)).hexdigest()[:12]
-    base = os.environ.get("XDG_RUNTIME_DIR") or "/tmp"  # noqa: S108 - its owner is checked
-    return Path(base) / f"ringfence-{os.geteuid()}-{name}"
-
-
-def _remove_run(layout: Layout) -> None:
-    """Remove the sockets' directory, and what agents' ends have left in it."""
-    shutil.rmtree(layout.run, ignore_errors=True)
 
 
 def _lock(layout: Layout) -> TextIO:
@@ -245,7 +231,7 @@ async def compose(
     stack.push_async_callback(sandbox.close)
     # A kernel adopts nothing: what an earlier one left running is ended before anything else happens.
     ended = await sandbox.sweep()
-    await asyncio.to_thread(_sweep_directories, layout)
+    await asyncio.to_thread(sweep_directories, layout)
     if ended:
         log.info("ended what an earlier kernel left: %s", ", ".join(ended))
     secrets = Secrets(layout.secrets)
@@ -302,12 +288,6 @@ async def compose(
         telemetry=telemetry,
     )
     return kernel, await _serve(kernel, fence, stack)
-
-
-def _sweep_directories(layout: Layout) -> None:
-    """Remove what a dead kernel left: directories of sockets, and submissions that were on their way."""
-    for place in (*layout.run.glob("a*"), *(layout.data / "agents").glob(f"{STAGING}*")):
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def _calm_collector() -> None:

@@ -6,19 +6,18 @@ import asyncio
 import functools
 import logging
 import os
-import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ringfence.kernel.config import Layout
 from ringfence.kernel.core import Core
 from ringfence.kernel.descriptors import Descriptors, NoDescriptors
 from ringfence.kernel.dispatch import Dispatcher
 from ringfence.kernel.journal.types import AgentKey, Unavailable
-from ringfence.kernel.launch import program_spec, why_ended
+from ringfence.kernel.launch import enter, missing_files, program_spec, restartable, why_ended
 from ringfence.kernel.linger import Linger
 from ringfence.kernel.logs import LogPump
 from ringfence.kernel.ownership import Ownership
@@ -32,9 +31,6 @@ from ringfence.kernel.waits import show
 from ringfence.sandbox.types import (
     Exit,
     ExitReason,
-    Program,
-    ProgramSpec,
-    Sandbox,
     SandboxError,
     SandboxLostError,
 )
@@ -140,17 +136,14 @@ class Processes:
             return  # two asked at once
         if self._core.stopping:
             raise SandboxError("the kernel is stopping; start it again under the next one")
-        if await asyncio.to_thread(thread.environment.workspace.tree.gone):
-            why = lost_files(self._layout.agent(thread.id))
-            await self.set_state(thread, "failed", error=why, ended_at=datetime.now(UTC))
-            raise SandboxError(why)
+        if why := await missing_files(thread, self._layout):
+            await self._fail(thread, SandboxError(why))
         await settle_again(self._core, thread)
         thread.generation += 1
         if thread.generation > 1 or not thread.loaded:
             await self._ownership.load_replay(thread)
         if thread.unreadable:
-            await self.set_state(thread, "failed", error=thread.unreadable, ended_at=datetime.now(UTC))
-            raise SandboxError(thread.unreadable)
+            await self._fail(thread, SandboxError(thread.unreadable))
         thread.lanes.clear()
         thread.live_lanes = 0
         # Calls of an earlier start that wait for an operator: their program is gone, the new one asks for itself.
@@ -158,9 +151,7 @@ class Processes:
             thread.resolved.notify_all()
         token = thread.new_token()
         door = AgentDoor(thread, self._dispatcher, self._parker(thread), self._descriptors)
-        directory = self._layout.socket_dir(thread.key)
-        environment = thread.environment
-        await self._open(door, directory, thread)
+        await self._open(door, self._layout.socket_dir(thread.key), thread)
         fds: list[int] = []
         pumps: list[asyncio.Task[None]] = []
         try:
@@ -169,14 +160,13 @@ class Processes:
                 fds.append(write_fd)
                 pumps.append(asyncio.create_task(self.log_of(thread, stream).run(read_fd)))
             spec = program_spec(thread, self._layout, token, fds)
-            thread.program = await self._enter(environment.sandbox, spec)
+            thread.program = await enter(self._core, thread.environment.sandbox, spec)
         except SandboxError as error:
             await door.close()
-            if isinstance(error, SandboxLostError) and self._restartable(thread):
+            if isinstance(error, SandboxLostError) and restartable(thread):
                 await self._await_restart(thread, str(error), None)
                 return
-            await self.set_state(thread, "failed", error=str(error), ended_at=datetime.now(UTC))
-            raise
+            await self._fail(thread, error)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -190,19 +180,15 @@ class Processes:
             # Whatever became of the record: a program that lives is watched.
             running.watcher = self._spawn(self._watch(thread, running))
 
-    async def _enter(self, sandbox: Sandbox, spec: ProgramSpec) -> Program:
-        began = time.monotonic()
-        program = await sandbox.start(spec)
-        if self._core.telemetry is not None:
-            self._core.telemetry.sandbox_started(time.monotonic() - began)
-        return program
-
     async def _open(self, door: AgentDoor, directory: Path, thread: Thread) -> None:
         try:
             await door.open(directory, dict(self._core.table), thread.environment.uid)
         except NoDescriptors as error:
-            await self.set_state(thread, "failed", error=str(error), ended_at=datetime.now(UTC))
-            raise SandboxError(str(error)) from None
+            await self._fail(thread, SandboxError(str(error)))
+
+    async def _fail(self, thread: Thread, error: SandboxError) -> NoReturn:
+        await self.set_state(thread, "failed", error=str(error), ended_at=datetime.now(UTC))
+        raise error
 
     async def _record_start(self, thread: Thread) -> None:
         await self.set_state(thread, "running", started_at=datetime.now(UTC), ended_at=None, exit_code=None)
@@ -264,23 +250,17 @@ class Processes:
         if ended.reason is ExitReason.EXIT and ended.code == 0:
             await self._finish(thread, "done", generation, exit_code=0, ended_at=now)
             return
-        if await asyncio.to_thread(thread.environment.workspace.tree.gone):
-            why = lost_files(self._layout.agent(thread.id))
+        if why := await missing_files(thread, self._layout):
             await self._settle(thread, "failed", error=why, exit_code=ended.code, ended_at=now)
             return
         why = why_ended(ended, self.log_of(thread, "stderr").tail())
-        if ended.reason is not ExitReason.TIMEOUT and self._restartable(thread):
+        if ended.reason is not ExitReason.TIMEOUT and restartable(thread):
             await self._await_restart(thread, why, ended.code)
             return
         again = thread.manifest.restart.policy == "on-failure" and ended.reason is not ExitReason.TIMEOUT
         limit = f"; it was restarted {thread.restarts} times" if again else ""
         facts = {"error": why + limit, "exit_code": ended.code, "ended_at": now}
         await self._finish(thread, "failed", generation, **facts)
-
-    @staticmethod
-    def _restartable(thread: Thread) -> bool:
-        restart = thread.manifest.restart
-        return restart.policy == "on-failure" and thread.restarts < restart.max
 
     async def _await_restart(self, thread: Thread, why: str, code: int | None) -> None:
         """Leave the agent `pending` and start it again after a while that grows."""
@@ -294,8 +274,8 @@ class Processes:
     async def _restart(self, thread: Thread, generation: int) -> None:
         await asyncio.sleep(min(BACKOFF_S_MAX, BACKOFF_S * 2 ** (thread.restarts - 1)))
         async with thread.operation:
-            restartable = thread.state == "pending" and thread.generation == generation
-            if restartable and not self._core.stopping and thread.program is None:
+            same = thread.state == "pending" and thread.generation == generation
+            if same and not self._core.stopping and thread.program is None:
                 await self.start_or_fail(thread)
 
     async def _finish(self, thread: Thread, outcome: str, generation: int, **facts: Any) -> None:

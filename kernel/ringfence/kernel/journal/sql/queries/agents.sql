@@ -82,6 +82,8 @@ with gone as (
     delete from grants using gone where grants.agent = gone.key
 ), no_branches as (
     delete from branches using gone where branches.agent = gone.key
+), no_schedule as (
+    delete from schedules using gone where schedules.agent = gone.key
 ), no_acks as (
     delete from acks using gone where acks.agent = gone.key
 )

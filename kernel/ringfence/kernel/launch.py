@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from ringfence.kernel.config import Layout
 from ringfence.kernel.core import Core
 from ringfence.kernel.problems import lost_files
+from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
 from ringfence.sandbox.types import Exit, ExitReason, Program, ProgramSpec, Sandbox
+from ringfence.syscalls.errors import BudgetExhausted
 
 
 async def enter(core: Core, sandbox: Sandbox, spec: ProgramSpec) -> Program:
@@ -36,6 +38,14 @@ def restartable(thread: Thread) -> bool:
     """Whether the manifest lets the program be started once more after it has failed."""
     restart = thread.manifest.restart
     return restart.policy == "on-failure" and thread.restarts < restart.max
+
+
+def room_again(thread: Thread, answer: Answer) -> bool:
+    """Whether the total that ran out was raised, or calls under way gave some back, before the agent was parked."""
+    if not isinstance(answer.failure, BudgetExhausted):
+        return False
+    facts = answer.failure.metadata
+    return thread.budgets.fits(facts["budget"], float(facts["asked"]))
 
 
 def program_spec(thread: Thread, layout: Layout, token: str, fds: Sequence[int]) -> ProgramSpec:

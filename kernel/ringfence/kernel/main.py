@@ -227,13 +227,7 @@ async def compose(
     """
     _calm_collector()
     table = build_table()
-    sandbox = NativeSandbox(layout.data)
-    stack.push_async_callback(sandbox.close)
-    # A kernel adopts nothing: what an earlier one left running is ended before anything else happens.
-    ended = await sandbox.sweep()
-    await asyncio.to_thread(sweep_directories, layout)
-    if ended:
-        log.info("ended what an earlier kernel left: %s", ", ".join(ended))
+    sandbox = await _sandbox(layout, stack)
     secrets = Secrets(layout.secrets)
     blobs = Blobs(layout.blobs)
     anchor = Anchor(layout.anchor_file, layout.anchor_key)
@@ -288,6 +282,17 @@ async def compose(
         telemetry=telemetry,
     )
     return kernel, await _serve(kernel, fence, stack)
+
+
+async def _sandbox(layout: Layout, stack: contextlib.AsyncExitStack) -> NativeSandbox:
+    sandbox = NativeSandbox(layout.data)
+    stack.push_async_callback(sandbox.close)
+    # A kernel adopts nothing: what an earlier one left running is ended before anything else happens.
+    ended = await sandbox.sweep()
+    await asyncio.to_thread(sweep_directories, layout)
+    if ended:
+        log.info("ended what an earlier kernel left: %s", ", ".join(ended))
+    return sandbox
 
 
 def _calm_collector() -> None:

@@ -17,7 +17,14 @@ from ringfence.kernel.core import Core
 from ringfence.kernel.descriptors import Descriptors, NoDescriptors
 from ringfence.kernel.dispatch import Dispatcher
 from ringfence.kernel.journal.types import AgentKey, Unavailable
-from ringfence.kernel.launch import enter, missing_files, program_spec, restartable, why_ended
+from ringfence.kernel.launch import (
+    enter,
+    missing_files,
+    program_spec,
+    restartable,
+    room_again,
+    why_ended,
+)
 from ringfence.kernel.linger import Linger
 from ringfence.kernel.logs import LogPump
 from ringfence.kernel.ownership import Ownership
@@ -34,7 +41,7 @@ from ringfence.sandbox.types import (
     SandboxError,
     SandboxLostError,
 )
-from ringfence.syscalls.errors import BudgetExhausted, JournalUnavailable, Killed
+from ringfence.syscalls.errors import JournalUnavailable, Killed
 
 log = logging.getLogger(__name__)
 
@@ -368,18 +375,10 @@ class Processes:
             if (thread.generation, thread.branch) != asked_by or thread.state == "killed":
                 return  # an operator was faster: it is ended, rolled back or started again
             await self.end_program(thread)
-            if self._room_again(thread, answer):
+            if room_again(thread, answer):
                 await self.start_or_fail(thread)
                 return
             await self._settle(thread, "parked", waiting_for=answer.park, error=error)
-
-    @staticmethod
-    def _room_again(thread: Thread, answer: Answer) -> bool:
-        """Whether the total that ran out was raised, or calls under way gave some back, before the agent was parked."""
-        if not isinstance(answer.failure, BudgetExhausted):
-            return False
-        facts = answer.failure.metadata
-        return thread.budgets.fits(facts["budget"], float(facts["asked"]))
 
     async def pause(self, thread: Thread) -> None:
         """Freeze the program."""

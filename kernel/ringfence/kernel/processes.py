@@ -17,14 +17,7 @@ from ringfence.kernel.core import Core
 from ringfence.kernel.descriptors import Descriptors, NoDescriptors
 from ringfence.kernel.dispatch import Dispatcher
 from ringfence.kernel.journal.types import AgentKey, Unavailable
-from ringfence.kernel.launch import (
-    enter,
-    missing_files,
-    program_spec,
-    restartable,
-    room_again,
-    why_ended,
-)
+from ringfence.kernel.launch import enter, missing_files, program_spec, restartable, room_again, why_ended
 from ringfence.kernel.linger import Linger
 from ringfence.kernel.logs import LogPump
 from ringfence.kernel.ownership import Ownership
@@ -35,12 +28,7 @@ from ringfence.kernel.server.agent_door import AgentDoor
 from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import FINAL_STATES, Thread
 from ringfence.kernel.waits import show
-from ringfence.sandbox.types import (
-    Exit,
-    ExitReason,
-    SandboxError,
-    SandboxLostError,
-)
+from ringfence.sandbox.types import Exit, ExitReason, SandboxError, SandboxLostError
 from ringfence.syscalls.errors import JournalUnavailable, Killed
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.counter import Counter
 from support.kernels import KernelProcess, eventually
 from support.scenes import Scene, scene_on, short_directory
+from support.target import Target
 
 pytestmark = [pytest.mark.fault, pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.timeout(240)]
 
@@ -20,14 +20,14 @@ LINGER = "approvals: {linger: 100ms}"
 
 
 @pytest.fixture
-def counter(tmp_path: Path) -> Iterator[Counter]:
-    counter = Counter(tmp_path / "deliveries")
+def counter(tmp_path: Path) -> Iterator[Target]:
+    counter = Target(tmp_path / "deliveries")
     yield counter
     counter.close()
 
 
 @pytest.fixture
-def scene(counter: Counter, postgres_server: Any, template_database: str) -> Iterator[Scene]:
+def scene(counter: Target, postgres_server: Any, template_database: str) -> Iterator[Scene]:
     """A kernel whose target takes no key: what is sent twice is counted twice."""
     name = postgres_server.create(template_database)
     config = (
@@ -41,7 +41,7 @@ def scene(counter: Counter, postgres_server: Any, template_database: str) -> Ite
         postgres_server.drop(name)
 
 
-def program(counter: Counter, wait: str) -> str:
+def program(counter: Target, wait: str) -> str:
     return f"""
 import json
 from ringfence import agent
@@ -54,7 +54,7 @@ with agent.boot() as rf:
 """
 
 
-def submit(scene: Scene, counter: Counter, wait: str, more: str = LINGER) -> str:
+def submit(scene: Scene, counter: Target, wait: str, more: str = LINGER) -> str:
     rules = [f'http.*: "{counter.base}/**"', 'messages.*: "*"', "sleep"]
     return scene.submit(program(counter, wait), allow=rules, more=more)
 
@@ -68,7 +68,7 @@ def starts(scene: Scene, agent: str) -> int:
     return scene.said(agent).count("start")
 
 
-def sent(counter: Counter, agent: str) -> list[str]:
+def sent(counter: Target, agent: str) -> list[str]:
     return [line["path"].rsplit("/", 1)[1] for line in counter.deliveries() if f"/{agent}/" in line["path"]]
 
 
@@ -77,7 +77,7 @@ def again(scene: Scene) -> None:
     scene.kernel.start()
 
 
-def test_each_sleeper_wakes_once_after_the_kernel_was_killed(scene: Scene, counter: Counter) -> None:
+def test_each_sleeper_wakes_once_after_the_kernel_was_killed(scene: Scene, counter: Target) -> None:
     timers = [submit(scene, counter, "rf.sleep(9)") for _ in range(3)]
     long = submit(scene, counter, "rf.sleep(3600)")
     message = submit(scene, counter, "rf.messages.receive()")
@@ -107,7 +107,7 @@ def test_each_sleeper_wakes_once_after_the_kernel_was_killed(scene: Scene, count
     scene.operator.ask("Kill", agent=long)
 
 
-def test_a_kernel_killed_while_it_wakes_somebody(scene: Scene, counter: Counter) -> None:
+def test_a_kernel_killed_while_it_wakes_somebody(scene: Scene, counter: Target) -> None:
     """Its wake is over, its process starts, and the kernel dies at the next effect: nothing is sent twice."""
     scene.kernel.arm("http.post:before_intent")
     agent = submit(scene, counter, "rf.sleep(2)")
@@ -137,7 +137,7 @@ def events(scene: Scene, agent: str, action: str) -> list[dict[str, Any]]:
     return [json.loads(row["body"]) for row in rows if row["action"] == action]
 
 
-def test_fires_that_no_kernel_saw_are_made_up_once(scene: Scene, counter: Counter) -> None:
+def test_fires_that_no_kernel_saw_are_made_up_once(scene: Scene, counter: Target) -> None:
     agent = submit(scene, counter, "pass", "schedule: {every: 2s}")
     paused = submit(scene, counter, "pass", "schedule: {every: 2s}")
     scene.operator.ask("SchedulePause", agent=paused)
@@ -169,7 +169,7 @@ def test_fires_that_no_kernel_saw_are_made_up_once(scene: Scene, counter: Counte
     assert (runs(scene, paused)["paused"], sent(counter, paused)) == (True, [])
 
 
-def test_a_kernel_killed_in_a_run_goes_on_with_that_run(scene: Scene, counter: Counter) -> None:
+def test_a_kernel_killed_in_a_run_goes_on_with_that_run(scene: Scene, counter: Target) -> None:
     agent = submit(scene, counter, "rf.sleep(4)", f'schedule: {{cron: "0 0 1 1 *"}}\n{LINGER}')
     scene.operator.ask("ScheduleRun", agent=agent)
     eventually(lambda: sent(counter, agent) == ["before"] and asleep(scene, agent), "it does not sleep")
@@ -182,7 +182,7 @@ def test_a_kernel_killed_in_a_run_goes_on_with_that_run(scene: Scene, counter: C
 
 
 def test_another_kernel_takes_sleepers_over(
-    counter: Counter, postgres_server: Any, template_database: str
+    counter: Target, postgres_server: Any, template_database: str
 ) -> None:
     """The first kernel stands still past its lease; a second one on the same files wakes what the first put to sleep."""
     name = postgres_server.create(template_database)
@@ -223,7 +223,7 @@ def test_another_kernel_takes_sleepers_over(
 
 
 @pytest.mark.slow
-def test_two_hundred_sleeping_agents_hold_no_process(scene: Scene, counter: Counter) -> None:
+def test_two_hundred_sleeping_agents_hold_no_process(scene: Scene, counter: Target) -> None:
     nightly = [submit(scene, counter, "pass", 'schedule: {cron: "0 0 1 1 *"}') for _ in range(190)]
     sleepers = [submit(scene, counter, "rf.sleep(3600)") for _ in range(10)]
     for agent in sleepers:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from ringfence.console import render
-from ringfence.console.durations import plural, size, span
+from ringfence.console.documents import record
+from ringfence.console.durations import count, plural, size, span
 from ringfence.console.errors import ExitCode
 from ringfence.console.render import Column, RunningTable
 from ringfence.console.session import Commands, Session
@@ -119,11 +120,14 @@ def _log_documents(chunks: Iterator[bytes], stream: str) -> Iterator[Mapping[str
 
 def _step_row(step: Mapping[str, Any]) -> list[str]:
     resource = safe(step.get("resource") or "")
+    attempts, used = step.get("attempts") or 1, record(step, "used")
     marks = [
         mark
         for mark, there in (
             ("replayed", step.get("replayed")),
             (f"branch {step.get('branch')}", step.get("branch")),
+            (f"{attempts} attempts", attempts > 1),
+            (f"{count(int(used.get('tokens') or 0))} tokens", used),
         )
         if there
     ]

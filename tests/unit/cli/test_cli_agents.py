@@ -218,7 +218,8 @@ def test_steps_as_people_read_them(door, run) -> None:
         "replayed": True,
     }
     running = {**STEP, "step": 6, "outcome": None, "duration_ms": None}
-    door.answers["Steps"] = lambda _: [STEP, denied, running]
+    asked = {**STEP, "step": 7, "attempts": 2, "used": {"tokens": 1800.0, "usd": 0.01}}
+    door.answers["Steps"] = lambda _: [STEP, denied, running, asked]
     lines = run("steps", "bot").stdout.splitlines()
     assert lines[0].split() == ["STEP", "ACTION", "VERDICT", "OUTCOME", "TIME", "POINT", "RESOURCE"]
     assert lines[1].split() == ["3", "fs.write", "allow", "ok", "3.2ms", "p3", "/workspace/out/a.md"]
@@ -226,3 +227,4 @@ def test_steps_as_people_read_them(door, run) -> None:
     assert lines[2].endswith("/workspace/out/a.md (replayed, branch 2)")
     assert lines[3] == "       denied by r1\\n"
     assert lines[4].split()[3] == "running"
+    assert lines[5].endswith("(2 attempts, 1,800 tokens)")

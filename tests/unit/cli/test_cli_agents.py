@@ -227,4 +227,4 @@ def test_steps_as_people_read_them(door, run) -> None:
     assert lines[2].endswith("/workspace/out/a.md (replayed, branch 2)")
     assert lines[3] == "       denied by r1\\n"
     assert lines[4].split()[3] == "running"
-    assert lines[5].endswith("(2 attempts, 1,800 tokens)")
+    assert lines[5].endswith("(2 attempts, 1800 tokens)")

@@ -347,3 +347,28 @@ def test_a_wait_that_is_too_long_is_told_at_once(
     other.refused(QuotaExceeded, lambda: other.rf.http.post(f"{base}/b", json={}))
     assert len(host.asked) == 1
     assert [s["outcome"] for s in held.steps() + other.steps()] == ["refused", "refused"]
+
+
+def test_an_agent_that_would_be_parked_waits_for_calls_under_way(scene: Scene, host: ModelHost) -> None:
+    program = """
+from ringfence import agent
+with agent.boot() as rf:
+    ask = lambda: rf.llm.complete(model="gpt-4o", messages=[{"role": "user", "content": "hello"}], max_tokens=400)
+    rf.parallel([ask, ask])
+    rf.llm.complete(model="gpt-4o", messages=[{"role": "user", "content": "hello"}], max_tokens=500)
+"""
+    host.script(Turn(hold=True, usage=(20, 30)), Turn(usage=(20, 30)))
+    agent = scene.submit(program, allow=ALLOW, more="budgets: {total: {tokens: 600}}")
+    assert host.holding.wait(60)
+    eventually(lambda: len(scene.operator.steps(agent)) >= 1, "nothing is under way")
+    assert len(host.asked) == 1
+    assert scene.show(agent)["state"] == "running"
+    host.go.set()
+    # Both are settled for 50; the third asks for more than what is left of 600, which no call gives back.
+    scene.await_end(agent, "parked")
+    assert [s["outcome"] for s in scene.operator.steps(agent)] == ["ok", "ok", "refused"]
+    shown = scene.operator.ask("Budget", agent=agent)
+    assert (shown["waiting_for"], shown["used"]["tokens"]) == ("budget `tokens`", 100)
+    scene.operator.ask("Budget", agent=agent, name="tokens", value="1k")
+    scene.await_end(agent)
+    assert len(host.asked) == 3

@@ -76,7 +76,7 @@ def _change(session: Session, method: str, name: str) -> int:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     every = row.get("every_ms")
-    when = f"every {span(every)}" if every is not None else row.get("cron") or "?"
+    when = f"every {_interval(every)}" if every is not None else row.get("cron") or "?"
     zone = row.get("timezone")
     upcoming = "paused" if row.get("paused") else _time(row.get("next_at"))
     return [
@@ -87,6 +87,11 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
         safe(_time(row.get("last_at"))),
         safe(row.get("last_outcome") or "-"),
     ]
+
+
+def _interval(milliseconds: float) -> str:
+    """As a manifest says it: `15m`, not `15m00s`."""
+    return span(milliseconds).removesuffix("00s").removesuffix("00m")
 
 
 def _time(value: object) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ringfence.agent import Conflict, Denied
-from support.kernels import eventually
+from support.kernels import Refused, eventually
 from support.scenes import Held, Scene, console, scene_of_its_own
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.postgres]
@@ -117,3 +117,54 @@ def test_the_command_line_lists_shows_and_decides(scene: Scene, tmp_path: Any) -
     assert (again.returncode, "already approved by" in again.stderr) == (5, True)
     missing = console("approvals", "show", "a77777", "--data", data)
     assert missing.returncode == 4
+
+
+PROGRAM = """
+from ringfence import agent
+with agent.boot() as rf:
+    done = rf.exec.run(["sh", "-c", "echo run >> count.txt; echo three > data/a.csv"])
+    rf.fs.delete("data/b.csv")
+    print(rf.ask("Publish it?").answer, flush=True)
+"""
+
+
+def test_parked_calls_outlive_a_killed_kernel_and_run_once(scene: Scene) -> None:
+    agent = scene.submit(
+        PROGRAM,
+        allow=[RUN, READ, 'fs.write: "/workspace/count.txt"'],
+        ask=['fs.*: "/workspace/data/**"'],
+        files={"data/a.csv": "one\n", "data/b.csv": "two\n"},
+        more="approvals: {expire: 1h}",
+    )
+    (staged,) = inbox(scene)
+    assert scene.show(agent)["state"] == "parked"
+    scene.kernel.kill()
+    scene.kernel.start()
+    assert [w["id"] for w in inbox(scene)] == [staged["id"]]
+    assert (scene.live(agent) / "data/a.csv").read_text() == "one\n"
+    scene.operator.ask("Approve", id=staged["id"])
+    eventually(
+        lambda: (scene.live(agent) / "data/a.csv").read_text() == "three\n", "the changes were not applied"
+    )
+    # The command itself ran once: what was staged under the first kernel is what the second one applied.
+    assert (scene.live(agent) / "count.txt").read_text() == "run\n"
+    (delete,) = inbox(scene)
+    assert (delete["action"], delete["resource"]) == ("fs.delete", "/workspace/data/b.csv")
+    scene.kernel.kill()
+    scene.kernel.start()
+    inbox(scene)
+    scene.operator.ask("Approve", id=delete["id"])
+    (question,) = inbox(scene)
+    assert question["action"] == "ask"
+    assert not (scene.live(agent) / "data/b.csv").exists()
+    scene.kernel.kill()
+    scene.kernel.start()
+    inbox(scene)
+    scene.operator.ask("Approve", id=question["id"], reason="yes, today")
+    scene.await_end(agent)
+    assert "yes, today" in scene.output(agent)
+    steps = [s for s in scene.operator.steps(agent) if s["verdict"] == "ask"]
+    assert [(s["action"], s["outcome"]) for s in steps] == [("exec.run", "ok"), ("fs.delete", "ok")]
+    with pytest.raises(Refused, match="already approved by") as second:
+        scene.operator.ask("Approve", id=delete["id"])
+    assert second.value.exit_code == 5

@@ -16,6 +16,7 @@ from ringfence.kernel.core import Core
 from ringfence.kernel.dispatch import Dispatcher
 from ringfence.kernel.flight import Flight
 from ringfence.kernel.journal.types import ApprovalRecord
+from ringfence.kernel.replay import Unfinished
 from ringfence.kernel.thread import Thread
 from ringfence.syscalls.codec import decode_arguments
 from ringfence.syscalls.errors import SyscallError
@@ -47,11 +48,17 @@ class Revival:
             if flight is None:
                 continue
             unfinished = thread.replay.unfinished.get((record.lane, record.lane_step))
-            task = asyncio.create_task(self._dispatcher.fly(flight, unfinished))
+            task = asyncio.create_task(self._fly(flight, unfinished))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             # Its place is taken before anyone else can ask for it.
             await asyncio.sleep(0)
+
+    async def _fly(self, flight: Flight, unfinished: Unfinished | None) -> None:
+        await self._dispatcher.fly(flight, unfinished)
+        if self._core.wake is not None:
+            # One that was decided before this kernel came never waited, so nothing else tells a sleeper that it is done.
+            await self._core.wake(flight.thread)
 
     async def _flight(self, thread: Thread, record: ApprovalRecord) -> Flight | None:
         row = self._core.table.get(record.action)

@@ -113,8 +113,10 @@ class Takeover:
             thread = await kernel.ownership.adopt(record)
             rolled = await kernel.rollback.finish_interrupted(thread)
             async with thread.operation:
-                # An operator may have been faster.
-                if not rolled and thread.program is None and thread.state in STARTED_STATES:
+                # An operator may have been faster. What its calls wait for says nothing about its process.
+                shown = thread.shown is not None and thread.shown == (thread.state, thread.waiting_for)
+                lived = shown or thread.state in STARTED_STATES
+                if not rolled and thread.program is None and lived and not thread.asleep:
                     try:
                         await kernel.processes.start(thread)
                     except SandboxError as error:

@@ -25,7 +25,7 @@ select chain, pos, phase, step, branch, lane, lane_step, action, resource, effec
     started_us, duration_us, body, hash
 from journal
 where chain = %(chain)s and phase = 1 and lane = %(lane)s and lane_step = %(lane_step)s
-    and pos > (select max(pos) - %(reach)s from journal where chain = %(chain)s)
+    and outcome <> 'parked' and pos > (select max(pos) - %(reach)s from journal where chain = %(chain)s)
 order by step desc, pos desc limit 1
 
 -- name: take

@@ -16,6 +16,7 @@ from ringfence.console import (
     commands_doctor,
     commands_kernel,
     commands_messages,
+    commands_move,
     commands_output,
     commands_policy,
     commands_rights,
@@ -49,7 +50,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "schedule",
     ),
     "What they may do": ("budget", "grant", "revoke", "approvals", "policy"),
-    "Undo and settle": ("points", "rollback", "diff", "resolve"),
+    "Undo and settle": ("points", "rollback", "fork", "diff", "resolve"),
     "Evidence": ("audit", "demo"),
 }
 _HELP = """Run agents in sandboxes behind a policy-checked, journaled, reversible syscall layer.
@@ -116,6 +117,7 @@ def build() -> Root:
         commands_budget,
         commands_rights,
         commands_undo,
+        commands_move,
         commands_audit,
     ):
         module.commands.attach(tree)

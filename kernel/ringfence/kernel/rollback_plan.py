@@ -94,6 +94,11 @@ def counts(row: StoredRow, cut: int, parent: int) -> bool:
     return left == row.branch or (row.step == cut + 1 and left == parent)
 
 
+def of_the_original(row: StoredRow) -> bool:
+    """Whether a fork inherited a change of something that it shares with its original, who alone can undo it."""
+    return b'"shared":true' in row.body and bool(json.loads(row.body).get("shared"))
+
+
 class Plans:
     """Plans rollbacks of this kernel's agents; changes nothing."""
 
@@ -189,7 +194,7 @@ class Plans:
         for row in rows:
             point = point_of(row)
             if point is None:
-                if row.outcome in ("ok", "unknown") and row.effect in _LEAVES:
+                if row.outcome in ("ok", "unknown") and (row.effect in _LEAVES or of_the_original(row)):
                     undo.not_undoable.append(row)
                 continue
             refuse_pruned(point, row.step, pruned)

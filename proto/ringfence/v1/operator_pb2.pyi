@@ -585,6 +585,40 @@ class RollbackRequest(_message.Message):
 Global___RollbackRequest: _TypeAlias = RollbackRequest  # noqa: Y015
 
 @_typing.final
+class ForkRequest(_message.Message):
+    """Makes a new agent from the past of another."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """Id or name of the other."""
+    at: _builtins.str
+    """Its last step that the new one has, or a point."""
+    name: _builtins.str
+    """Name of the new one. Empty: the other's with `-fork`."""
+    start: _builtins.bool
+    """Starts it afterwards."""
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        at: _builtins.str = ...,
+        name: _builtins.str = ...,
+        start: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "at", b"at", "name", b"name", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkRequest: _TypeAlias = ForkRequest  # noqa: Y015
+
+@_typing.final
 class DiffRequest(_message.Message):
     """Asks for workspace changes."""
 

@@ -103,6 +103,42 @@ class SnapshotStore:
             size = len(points.dump(PointManifest(point=point, extra=record)))
             return self._save(PointManifest(point=point, extra=dict(record), size_bytes=size))
 
+    def keep(self, manifest: PointManifest, open_blob: Callable[[str], int]) -> PointManifest:
+        """Take over a point of another store, with its content. Durable and read back on return.
+
+        Args:
+            manifest: the point.
+            open_blob: opens the content with a SHA-256 for reading.
+
+        Raises:
+            SnapshotError: it can't be kept, or the content is not the one that the point names.
+        """
+        with self._guard():
+            self._blobs.prepare()
+            wanted = {e.blob: e.size for e in manifest.paths if e.kind == "file" and e.inline is None}
+            batch = Batch(self._blobs, len(wanted))
+            for blob, size in wanted.items():
+                fd = open_blob(blob)
+                try:
+                    if os.fstat(fd).st_size != size or content.hash_fd(fd) != blob:
+                        raise SnapshotError(
+                            f"the saved content `{blob[:12]}` of point `{manifest.point}` is damaged"
+                        )
+                    batch.add(fd, blob)
+                finally:
+                    os.close(fd)
+            batch.finish()
+            return self._save(manifest)
+
+    def open_blob(self, sha256: str) -> int:
+        """Open content for reading; the caller closes it, and verifies it.
+
+        Raises:
+            SnapshotError: it is not there.
+        """
+        with self._guard():
+            return self._blobs.open(sha256)
+
     def load(self, point: str) -> PointManifest | None:
         """Read a point's manifest; None where there is none, so that its effect never started.
 

@@ -39,6 +39,7 @@ CONTRACT = [
     "kill",
     "pull",
     "budget",
+    "fork",
     "grant",
     "revoke",
     "points",

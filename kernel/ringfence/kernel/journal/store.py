@@ -12,6 +12,7 @@ from ringfence.kernel.journal.store_budgets import BudgetStore
 from ringfence.kernel.journal.store_grants import GrantStore
 from ringfence.kernel.journal.store_journal import JournalStore
 from ringfence.kernel.journal.store_kernels import KernelStore
+from ringfence.kernel.journal.store_move import MoveStore
 from ringfence.kernel.journal.store_replay import ReplayStore
 from ringfence.kernel.journal.store_schedules import ScheduleStore
 
@@ -26,6 +27,7 @@ class Store(
     ReplayStore,
     AtomStore,
     ScheduleStore,
+    MoveStore,
 ):
     """The kernel's view of its database, on a pool of connections. Every method may raise Unavailable."""
 

@@ -169,6 +169,8 @@ def step_document(intent: StoredRow | None, outcome: StoredRow | None, attempts:
         "replayed": False,
         "recovered": bool(body.get("recovered")),
         "recognised": body.get("recognised"),
+        "inherited": body.get("inherited"),
+        "aside": bool(body.get("aside")),
         "effect_id": row.effect_id or None,
         "error": error["message"] if error else None,
         "reason": error["reason"] if error else None,
@@ -181,7 +183,10 @@ def step_document(intent: StoredRow | None, outcome: StoredRow | None, attempts:
 async def step_documents(
     kernel: Kernel, record: AgentRecord, after: int = 0
 ) -> AsyncIterator[dict[str, Any]]:
-    """Steps in order, each once: of several rows of a step the newest outcome counts."""
+    """Steps in order, each once: of several rows of a step the newest outcome counts.
+
+    What a fork knows of its original's later steps is left out.
+    """
     intents: dict[int, StoredRow] = {}
     outcomes: dict[int, StoredRow] = {}
     attempts: Counter[int] = Counter()
@@ -197,7 +202,9 @@ async def step_documents(
             # A crash between effect and outcome leaves one; what goes on under it writes its own.
             attempts[row.step] += row.phase is Phase.INTENT
         for step in sorted(intents.keys() | outcomes.keys()):
-            yield step_document(intents.get(step), outcomes.get(step), max(1, attempts[step]))
+            document = step_document(intents.get(step), outcomes.get(step), max(1, attempts[step]))
+            if not document.pop("aside"):
+                yield document
         after = max(row.step for row in rows)
 
 

@@ -18,6 +18,7 @@ from ringfence.kernel.operations import (
     agents,
     approvals,
     budgets,
+    forks,
     history,
     house,
     messages,
@@ -78,6 +79,7 @@ UNARY: dict[str, Unary] = {
     "Rollback": lambda k, r, o: history.rollback(
         k, r.agent, r.to, preview=r.preview, path=r.path, start=r.start, operator=o
     ),
+    "Fork": lambda k, r, o: forks.fork(k, r.agent, r.at, new_name=r.name, start=r.start, operator=o),
     "Diff": lambda k, r, _o: history.diff(k, r.agent, getattr(r, "from"), r.to),
     "Resolve": lambda k, r, o: history.resolve(k, r.agent, r.step, r.outcome, r.result, o),
     "AuditVerify": lambda k, _r, _o: history.audit_verify(k),

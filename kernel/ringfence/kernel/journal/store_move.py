@@ -1,0 +1,70 @@
+"""What a copy of an agent takes over beside its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from psycopg.types.json import Jsonb
+from ringfence.kernel.journal.database import borrowed
+from ringfence.kernel.journal.store_agents import lineage_values
+from ringfence.kernel.journal.store_base import Lineage, StoreBase, statement
+from ringfence.kernel.journal.types import AgentKey, BranchRecord, GrantRecord
+
+
+def grant_document(grant: GrantRecord) -> dict[str, Any]:
+    """A grant without its id, which the database gives."""
+    return {
+        "origin": grant.origin,
+        "verdict": grant.verdict,
+        "rule": grant.rule,
+        "created_by": grant.created_by,
+        "created_at": grant.created_at.isoformat(),
+        "expires_at": None if grant.expires_at is None else grant.expires_at.isoformat(),
+        "uses_left": grant.uses_left,
+    }
+
+
+def branch_document(branch: BranchRecord) -> dict[str, Any]:
+    """A branch without its time."""
+    return {key: value for key, value in asdict(branch).items() if key != "created_at"}
+
+
+class MoveStore(StoreBase):
+    """The part of the store that copies agents."""
+
+    async def take_branches_and_grants(
+        self,
+        key: AgentKey,
+        branches: Sequence[Mapping[str, Any]],
+        branch: int,
+        grants: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Give a new agent the branches and rights of another, in one transaction.
+
+        Args:
+            key: the new agent.
+            branches: as `branch_document` makes them.
+            branch: the one that it goes on with.
+            grants: as `grant_document` makes them.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        values = {"agent": key, "branches": Jsonb(list(branches)), "grants": Jsonb(list(grants))}
+        async with borrowed(self._pool) as connection, connection.transaction():
+            await connection.execute(statement("move.branches"), values)
+            await connection.execute(statement("agents.set_branch"), {"agent": key, "branch": branch})
+            await connection.execute(statement("move.grants"), values)
+
+    async def fork_kept(self, key: AgentKey, source: AgentKey, lineage: Lineage) -> None:
+        """Copy checkpoints, the agent's own memories and its artifacts as they stand on a lineage, and raised limits.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        values = {"agent": key, "source": source, **lineage_values(lineage)}
+        async with borrowed(self._pool) as connection, connection.transaction():
+            for name in ("fork_checkpoints", "fork_memories", "fork_artifacts", "fork_budgets"):
+                await connection.execute(statement(f"move.{name}"), values)

@@ -45,6 +45,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "resume",
         "start",
         "kill",
+        "rm",
         "send",
         "pull",
         "schedule",

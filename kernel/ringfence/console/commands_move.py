@@ -1,4 +1,4 @@
-"""Commands that copy, move and forget agents: fork."""
+"""Commands that copy, move and forget agents: fork, rm."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from ringfence.console import render
 from ringfence.console.documents import records
-from ringfence.console.durations import plural
+from ringfence.console.durations import plural, size
 from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.session import Commands, Session
 from ringfence.console.text import safe
@@ -75,3 +75,21 @@ def _print_fork(document: Mapping[str, Any]) -> None:
             row.get("effect", ""),
         ]
         render.say("  " + "  ".join(safe(word) for word in words))
+
+
+@commands.add("rm", "ringfence rm invoice-bot")
+@click.argument("agent")
+def remove(session: Session, agent: str) -> int:
+    """Forget an agent that has ended.
+
+    Its workspace, rollback points, logs, checkpoints, memories and artifacts go, its open approvals are closed and
+    its mailbox is emptied. The journal's rows are evidence and stay: `ringfence audit ID` shows them.
+    """
+    document = session.client().call("Remove", agent=agent)
+    if session.as_json:
+        render.emit(document)
+    else:
+        render.say(
+            f"removed {safe(document.get('id', agent))}: {size(document.get('freed_bytes') or 0)} freed"
+        )
+    return ExitCode.OK

@@ -24,6 +24,12 @@ def no_such_agent(name: str) -> Problem:
     return Problem(f"no agent `{name}`; see: ringfence ps --all", exit_code=4, reason="NoSuchAgent")
 
 
+def was_removed(agent: str) -> Problem:
+    """The agent is no more; its evidence stays."""
+    text = f"`{agent}` was removed; its evidence is there: ringfence audit {agent}"
+    return Problem(text, exit_code=4, reason="NoSuchAgent")
+
+
 def not_here(agent: str) -> Problem:
     """Another kernel owns the agent, or has its files."""
     text = f"`{agent}` belongs to another kernel of this database; connect to that one"

@@ -37,6 +37,7 @@ CONTRACT = [
     "resume",
     "start",
     "kill",
+    "rm",
     "pull",
     "budget",
     "fork",

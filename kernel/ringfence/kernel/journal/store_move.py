@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 from psycopg.types.json import Jsonb
@@ -57,6 +58,15 @@ class MoveStore(StoreBase):
             await connection.execute(statement("move.branches"), values)
             await connection.execute(statement("agents.set_branch"), {"agent": key, "branch": branch})
             await connection.execute(statement("move.grants"), values)
+
+    async def removed_at(self, key: AgentKey) -> datetime | None:
+        """When an agent was removed; None: it was not.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        row = await self._tuple("move.removed", {"agent": key})
+        return None if row is None else row[0]
 
     async def fork_kept(self, key: AgentKey, source: AgentKey, lineage: Lineage) -> None:
         """Copy checkpoints, the agent's own memories and its artifacts as they stand on a lineage, and raised limits.

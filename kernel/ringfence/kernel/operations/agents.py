@@ -210,7 +210,7 @@ async def step_documents(
 
 async def steps(kernel: Kernel, name: str, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
     """The journal as a person reads it."""
-    record = await kernel.record(name)
+    record = await kernel.record(name, removed=True)
     last = 0
     while True:
         thread = kernel.core.threads.get(record.key)

@@ -19,7 +19,7 @@ REASON_CHARS_MAX = 2000
 
 async def approvals(kernel: Kernel, name: str, *, everything: bool) -> dict[str, Any]:
     """Parked calls, oldest first."""
-    agent = (await kernel.record(name)).key if name else None
+    agent = (await kernel.record(name, removed=True)).key if name else None
     records = await kernel.core.store.approvals(agent, everything=everything)
     names = {record.key: record for record in await kernel.core.store.agents(all=True)}
     found = [

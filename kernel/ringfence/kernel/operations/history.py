@@ -343,7 +343,7 @@ async def _go_on(kernel: Kernel, thread: Thread) -> None:
 
 async def audit(kernel: Kernel, name: str, since: str) -> AsyncIterator[dict[str, Any]]:
     """The evidence, record by record."""
-    chain = (await kernel.record(name)).key if name else None
+    chain = (await kernel.record(name, removed=True)).key if name else None
     try:
         moment = datetime.fromisoformat(since) if since else None
     except ValueError:

@@ -14,7 +14,7 @@ from ringfence.kernel.core import Core
 from ringfence.kernel.journal.anchor import Anchor
 from ringfence.kernel.journal.types import AgentRecord, Ambiguous
 from ringfence.kernel.ownership import Ownership
-from ringfence.kernel.problems import Problem, files_gone, no_such_agent, not_here
+from ringfence.kernel.problems import Problem, files_gone, no_such_agent, not_here, was_removed
 from ringfence.kernel.processes import Processes
 from ringfence.kernel.retention import Retention
 from ringfence.kernel.rollback import Rollback
@@ -53,8 +53,8 @@ class Kernel:
             self.probed = await asyncio.to_thread(self.ownership.sandbox.walls)
         return self.probed
 
-    async def record(self, name: str) -> AgentRecord:
-        """The agent of this id or name.
+    async def record(self, name: str, *, removed: bool = False) -> AgentRecord:
+        """The agent of this id or name; with `removed` also one that was removed, by its id.
 
         Raises:
             Problem: there is none, or several have the name.
@@ -67,6 +67,12 @@ class Kernel:
             raise Problem(text, exit_code=2, reason="Ambiguous") from error
         if record is None:
             raise no_such_agent(name)
+        if (
+            not removed
+            and record.key not in self.core.threads
+            and await self.core.store.removed_at(record.key)
+        ):
+            raise was_removed(record.id)
         return record
 
     async def thread(self, name: str) -> Thread:

@@ -22,6 +22,7 @@ from ringfence.kernel.operations import (
     history,
     house,
     messages,
+    removal,
     rights,
     schedules,
     submit,
@@ -58,6 +59,7 @@ UNARY: dict[str, Unary] = {
     "Resume": lambda k, r, o: agents.resume(k, r.agent, o),
     "Start": lambda k, r, o: agents.start(k, r.agent, o),
     "Kill": lambda k, r, o: agents.kill(k, r.agent, o),
+    "Remove": lambda k, r, o: removal.remove(k, r.agent, o),
     "Send": lambda k, r, o: messages.send(
         k, r.agent, r.text if r.HasField("text") else None, r.json, operator=o
     ),

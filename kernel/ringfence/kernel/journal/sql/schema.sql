@@ -415,6 +415,13 @@ create table artifacts (
 create index artifacts_ref on artifacts (agent, ref);
 create index artifacts_step on artifacts (agent, step);
 
+-- Agents that an operator removed. Their rows in the journal stay: it is append-only.
+create table removed (
+    agent bigint primary key references agents,
+    at    timestamptz not null default clock_timestamp(),
+    by    text not null
+);
+
 -- Puts the mailboxes, memories and artifacts of an agent to how they stand on a lineage: branches, and the last step that
 -- counts of each. Doing it twice changes nothing. Answers [kind, message, other agent] of every message that changed, and
 -- as kind `taken` those that it sent after the cut and that somebody has: they can't be called back.

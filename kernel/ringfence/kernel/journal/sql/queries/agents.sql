@@ -19,7 +19,8 @@ from unnest(%(verdicts)s::text[], %(rules)s::text[]) with ordinality as g (verdi
 -- name: find
 select key, id, name, thread, labels, branch, state, waiting_for, error, manifest, source, input, epoch, acked_epoch,
     owner, uid, restarts, exit_code, created_at, started_at, ended_at, asleep, wake_at
-from agents where id = %(word)s or name = %(word)s order by key desc
+from agents
+where id = %(word)s or (name = %(word)s and not exists (select from removed r where r.agent = agents.key)) order by key desc
 
 -- name: by_key
 select key, id, name, thread, labels, branch, state, waiting_for, error, manifest, source, input, epoch, acked_epoch,
@@ -29,7 +30,9 @@ from agents where key = %(key)s
 -- name: list
 select key, id, name, thread, labels, branch, state, waiting_for, error, manifest, source, input, epoch, acked_epoch,
     owner, uid, restarts, exit_code, created_at, started_at, ended_at, asleep, wake_at
-from agents where %(all)s or state not in ('done', 'failed', 'killed') order by key
+from agents
+where state not in ('done', 'failed', 'killed') or (%(all)s and not exists (select from removed r where r.agent = agents.key))
+order by key
 
 -- name: set
 -- A key that is absent from the patch leaves its column; a JSON null empties it.

@@ -88,3 +88,32 @@ select (j ->> 'agent')::bigint, j ->> 'name',
     j ->> 'ref', j ->> 'media_type', (j ->> 'size_bytes')::bigint, (j ->> 'step')::bigint, (j ->> 'branch')::integer
 from q
 returning jsonb_build_object('version', version)
+
+-- name: agent_remove
+-- What of an agent can be forgotten, and nothing half: only one that has ended, once. Grants are marked as all grants are;
+-- messages stay as rows without their text, for the rollbacks of those who sent them.
+with q as (select $1::jsonb as j),
+ended as (
+    select a.key from agents a join q on a.key = (q.j ->> 'agent')::bigint where a.state in ('done', 'failed', 'killed')),
+gone as (
+    insert into removed (agent, by) select e.key, q.j ->> 'by' from ended e cross join q on conflict do nothing returning agent),
+closed as (
+    update approvals p set state = 'voided', decided_at = clock_timestamp(), decided_by = q.j ->> 'by',
+        reason = 'the agent was removed'
+    from gone, q where p.agent = gone.agent and p.state = 'pending' returning p.key),
+emptied as (
+    update messages m set voided_at = case when m.taken_step is null then coalesce(m.voided_at, clock_timestamp()) else m.voided_at end,
+        body = case when m.is_json then 'null' else '' end
+    from gone where m.recipient = gone.agent returning m.key),
+no_memories as (delete from memories m using gone where m.agent = gone.agent and m.space = '' returning 1),
+no_artifacts as (delete from artifacts f using gone where f.agent = gone.agent returning 1),
+no_checkpoints as (delete from checkpoints c using gone where c.agent = gone.agent returning 1),
+no_budgets as (delete from budgets b using gone where b.agent = gone.agent returning 1),
+no_schedule as (delete from schedules s using gone where s.agent = gone.agent returning 1),
+no_rights as (
+    update grants g set revoked_at = clock_timestamp() from gone where g.agent = gone.agent and g.revoked_at is null returning 1)
+select case when exists (select from gone) then jsonb_build_object(
+    'approvals', (select count(*) from closed), 'messages', (select count(*) from emptied),
+    'memories', (select count(*) from no_memories), 'artifacts', (select count(*) from no_artifacts),
+    'checkpoints', (select count(*) from no_checkpoints), 'budgets', (select count(*) from no_budgets),
+    'schedules', (select count(*) from no_schedule), 'grants', (select count(*) from no_rights)) end

@@ -37,3 +37,6 @@ where f.agent = %(source)s
 -- name: fork_budgets
 insert into budgets (agent, name, kind, amount, period_s, set_by, at)
 select %(agent)s, b.name, b.kind, b.amount, b.period_s, b.set_by, b.at from budgets b where b.agent = %(source)s
+
+-- name: removed
+select at from removed where agent = %(agent)s

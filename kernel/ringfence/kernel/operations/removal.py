@@ -1,0 +1,95 @@
+"""Removes agents that ended: their files, their mailbox, and what they kept. The journal's rows are evidence and stay."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from ringfence.kernel.journal.types import AgentKey, AgentRecord, Entry, Phase, Row
+from ringfence.kernel.operations.kernel import Kernel
+from ringfence.kernel.problems import conflict, not_here
+from ringfence.kernel.thread import FINAL_STATES
+from ringfence.syscalls.base import Work
+from ringfence.syscalls.codec import canonical_json
+
+
+async def remove(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
+    """Forget what may be forgotten of an agent. One whose removal was cut short is removed to the end.
+
+    Raises:
+        Problem: no such agent, it has not ended, or its files are another kernel's.
+    """
+    record = await kernel.record(name, removed=True)
+    forgotten: dict[str, int] = {}
+    if await kernel.core.store.removed_at(record.key) is None:
+        forgotten = await _forget(kernel, record, operator)
+    freed = await asyncio.to_thread(_remove_files, kernel, record.key, record.id)
+    return {"id": record.id, "name": record.name, "forgotten": forgotten, "freed_bytes": freed}
+
+
+async def _forget(kernel: Kernel, record: AgentRecord, operator: str) -> dict[str, int]:
+    core = kernel.core
+    home = kernel.layout.agent(record.id)
+    whole = home.is_dir()
+    if whole:
+        thread = await kernel.thread(record.id)
+        state, key, operation = thread.state, thread.key, thread.operation
+    else:
+        # A copy that was cut short has no files yet; anybody may end it that no living kernel owns.
+        state, key, operation = record.state, record.key, asyncio.Lock()
+        if not await core.store.take_agent(record.key, core.kernel):
+            raise not_here(record.id)
+        await core.journal.adopt(record.key)
+    async with operation:
+        if whole:
+            state = core.threads[key].state
+        if state not in FINAL_STATES:
+            raise conflict(
+                f"`{record.id}` is {state}; only what has ended can be removed: ringfence kill {record.id}"
+            )
+        done = await core.append(_entry(key, record.id, operator))
+        # INVARIANT: from here on nobody finds it: what is left of the removal can be done again by its id.
+        core.threads.pop(key, None)
+        core.journal.forget(key)
+    await core.operator_event("operator.rm", record.id, operator=operator, **done)
+    await core.failpoints.reach("rm:before_files", record.id)
+    return done
+
+
+def _entry(key: AgentKey, agent: str, operator: str) -> Entry:
+    row = Row(
+        chain=key,
+        phase=Phase.EVENT,
+        action="agent.removed",
+        resource=agent,
+        started_us=time.time_ns() // 1000,
+    )
+
+    def finish(done: dict[str, int] | None) -> bytes:
+        if done is None:
+            raise conflict(f"`{agent}` was removed or started meanwhile; see: ringfence ps --all")
+        return canonical_json({"operator": operator, "forgotten": done})
+
+    return Entry(row=row, atomic=Work(statement="agent_remove", values={"by": operator}), finish=finish)
+
+
+def _remove_files(kernel: Kernel, key: AgentKey, agent: str) -> int:
+    freed = 0
+    for path in (kernel.layout.points(agent), kernel.layout.socket_dir(key), kernel.layout.agent(agent)):
+        freed += _size(path)
+        # The home goes last: its id is what a removal that was cut short is found by.
+        if path.is_dir():
+            shutil.rmtree(path)
+    return freed
+
+
+def _size(path: Path) -> int:
+    return sum(
+        os.lstat(os.path.join(place, name)).st_size  # noqa: PTH118 - file names may be undecodable
+        for place, _, names in os.walk(path)
+        for name in names
+    )

@@ -232,7 +232,10 @@ class Scene:
     ) -> Held:
         """Starts an agent whose process only waits, and hands its door to the test."""
         text = manifest_of(self.name(name), ["sh", "-c", command], **manifest)
-        agent = self.operator.submit(text, files or {})
+        return self.held(self.operator.submit(text, files or {}))
+
+    def held(self, agent: str) -> Held:
+        """The door of an agent that runs `HOLD`: one that the test submitted, or that another agent spawned."""
         eventually(
             lambda: "\n" in self.output(agent),
             f"{agent} gave no token: {self.operator.ask('Show', agent=agent)}",

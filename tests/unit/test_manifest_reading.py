@@ -120,7 +120,6 @@ def test_what_this_release_can_not_enforce_is_listed_with_its_place() -> None:
         ("sandbox: {backend: docker}", (6, 22), "`docker`"),
         ("sandbox: {mounts: [{source: /srv, target: /data}]}", (6, 21), "`sandbox.mounts`"),
         ("serve: {anything: [1, two]}", (6, 3), "`serve`"),
-        ("delegates: [worker]", (6, 3), "`delegates`"),
         ("when: []", (6, 3), "`when`"),
         ("restart: {resume: own}", (6, 21), "`resume: own`"),
         ("budgets: {context: {max_tokens: 1k, on_overflow: page}}", (6, 52), "`on_overflow: page`"),

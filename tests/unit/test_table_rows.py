@@ -42,6 +42,7 @@ DESIGN = {
     "checkpoint.save": (WRITE, Recovery.ATOMIC, False, False),
     "messages.send": (WRITE, Recovery.ATOMIC, False, False),
     "messages.receive": (WRITE, Recovery.ATOMIC, False, False),
+    "spawn": (WRITE, Recovery.ATOMIC, False, False),
     "memory.append": (WRITE, Recovery.ATOMIC, False, False),
     "memory.search": (READ, Recovery.REPEAT, False, False),
     "artifacts.put": (WRITE, Recovery.ATOMIC, False, False),

@@ -14,6 +14,7 @@ from ringfence.console import (
     commands_audit,
     commands_budget,
     commands_doctor,
+    commands_family,
     commands_kernel,
     commands_messages,
     commands_move,
@@ -38,6 +39,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     "Agents": (
         "submit",
         "ps",
+        "tree",
         "show",
         "logs",
         "steps",
@@ -113,6 +115,7 @@ def build() -> Root:
         commands_doctor,
         commands_submit,
         commands_agents,
+        commands_family,
         commands_output,
         commands_messages,
         commands_budget,

@@ -83,20 +83,23 @@ def start(session: Session, agent: str) -> int:
     return _act(session, "Start", agent)
 
 
-@commands.add("kill", "ringfence kill invoice-bot")
+@commands.add("kill", "ringfence kill invoice-bot", "ringfence kill invoice-bot --only")
 @click.argument("agent")
-def kill(session: Session, agent: str) -> int:
-    """End the agent's whole process tree; returns when it is gone."""
-    return _act(session, "Kill", agent)
+@click.option("--only", is_flag=True, help="Leave the agents that it spawned alone.")
+def kill(session: Session, agent: str, only: bool) -> int:
+    """End the agent and all that it spawned; returns when they are gone."""
+    return _act(session, "Kill", agent, only=only)
 
 
-def _act(session: Session, method: str, agent: str) -> int:
-    document = session.client().call(method, agent=agent)
+def _act(session: Session, method: str, agent: str, **more: Any) -> int:
+    document = session.client().call(method, agent=agent, **more)
     if session.as_json:
         render.emit(document)
     else:
         state = safe(document.get("state", ""))
         render.say(f"{safe(document.get('name') or document.get('id') or agent)}: {render.coloured(state)}")
+        for below in records(document, "descendants"):
+            render.say(f"{safe(below['id'])}: {render.coloured(safe(below['state']))}")
     return ExitCode.OK
 
 
@@ -126,6 +129,8 @@ def _show(document: Mapping[str, Any]) -> None:
             ("error", document.get("error")),
             ("exit code", document.get("exit_code")),
             ("restarts", document.get("restarts")),
+            ("parent", document.get("parent")),
+            ("children", ", ".join(child["id"] for child in records(document, "children")) or None),
             ("thread", document.get("thread")),
             ("branch", document.get("branch")),
             ("steps", document.get("steps")),

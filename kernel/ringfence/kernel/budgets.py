@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -98,8 +98,10 @@ class Budgets:
         *,
         held: Mapping[str, float] | None = None,
         overrides: Limits | None = None,
+        above: Callable[[], Sequence[Budgets]] = tuple,
     ) -> None:
         self._agent = agent
+        self._above = above
         self._clock = clock
         self._manifest = limits
         self._spent = {"calls": 0.0, "destructive": 0.0, "tokens": 0.0, "usd": 0.0, **spent}
@@ -150,6 +152,11 @@ class Budgets:
         self.freed = asyncio.Event()
 
     # -- totals ---------------------------------------------------------------------------------------------------
+
+    @property
+    def limited(self) -> list[str]:
+        """Totals that the manifest or an operator limits for this agent alone."""
+        return sorted(name for name, (_, origin) in self._totals.items() if origin != "ceiling")
 
     def begin_run(self) -> None:
         """Count the totals afresh, for another run of a scheduled agent; rates go on."""
@@ -245,10 +252,7 @@ class Budgets:
         Raises:
             QuotaExceeded: the wait would pass the call's deadline; nothing is taken.
         """
-        buckets = self._by_action.get(action)
-        if buckets is None:
-            buckets = tuple(b for b in self._buckets if matches(b.pattern, action))
-            self._by_action[action] = buckets
+        buckets = self._turns(action)
         if not buckets:
             return 0.0
         wait, worst = max((bucket.take(), bucket.pattern) for bucket in buckets)
@@ -265,16 +269,26 @@ class Budgets:
             )
         return wait
 
-    def rated(self, action: str) -> bool:
-        """Whether a rate counts this action."""
+    def _turns(self, action: str) -> tuple[Bucket, ...]:
+        """The rates that count an action: the agent's own, and those of all above it."""
         buckets = self._by_action.get(action)
         if buckets is None:
-            return any(matches(bucket.pattern, action) for bucket in self._buckets)
-        return bool(buckets)
+            buckets = tuple(b for b in self._buckets if matches(b.pattern, action))
+            self._by_action[action] = buckets
+        shared = [b for one in self._above() for b in one.own_turns(action)]
+        return (*buckets, *shared) if shared else buckets
+
+    def own_turns(self, action: str) -> list[Bucket]:
+        """The agent's own rates of an action; a ceiling counts for each agent by itself."""
+        return [b for b in self._buckets if b.origin != "ceiling" and matches(b.pattern, action)]
+
+    def rated(self, action: str) -> bool:
+        """Whether a rate counts this action."""
+        return bool(self._turns(action))
 
     def slowest(self, action: str) -> str:
         """The rate that an action waits for longest, as the manifest names it; empty where it has none."""
-        buckets = self._by_action.get(action, ())
+        buckets = self._turns(action) if action in self._by_action else ()
         return max(buckets, key=lambda bucket: bucket.wait).pattern if buckets else ""
 
     # -- what people see ------------------------------------------------------------------------------------------

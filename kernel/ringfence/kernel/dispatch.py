@@ -34,6 +34,7 @@ from ringfence.kernel.journal.types import (
 from ringfence.kernel.journal.types import Row as JournalRow
 from ringfence.kernel.kernel_log import PLACE
 from ringfence.kernel.outcomes import UNRECORDED, Outcomes, Request, inline_payload, printable
+from ringfence.kernel.prepared import run_prepared
 from ringfence.kernel.recovery import settle_again
 from ringfence.kernel.replay import Unfinished
 from ringfence.kernel.settled import Answer, answer_from, error_payload
@@ -330,7 +331,8 @@ class Dispatcher:
         if flight.owes_uses:
             await flight.use_grants()
         if row.recovery is Recovery.ATOMIC:
-            return await run_atomic(self._core, self._outcomes, flight)
+            run = run_prepared if row.prepares else run_atomic
+            return await run(self._core, self._outcomes, flight)
         if row.intent and not flight.staged:
             known = self._outcomes.known_effect(flight)
             if known is not None:

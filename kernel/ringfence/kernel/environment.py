@@ -11,6 +11,7 @@ from pathlib import Path
 from ringfence.kernel.config import GRPC_ENVIRONMENT
 from ringfence.kernel.journal.store import Store
 from ringfence.kernel.mailboxes import Mailbox, Mailboxes
+from ringfence.kernel.nursery import AgentNursery
 from ringfence.kernel.rights import Rights
 from ringfence.kernel.shelves import AgentArtifacts, AgentMemory
 from ringfence.sandbox.snapshots import SnapshotStore
@@ -93,6 +94,7 @@ class AgentEnvironment:
         peers: Mailboxes,
         memory: AgentMemory,
         artifacts: AgentArtifacts,
+        nursery: AgentNursery,
         workspace: Workspace,
         snapshots: SnapshotStore,
         sandbox: Sandbox,
@@ -113,6 +115,7 @@ class AgentEnvironment:
         self.peers = peers
         self.memory = memory
         self.artifacts = artifacts
+        self.nursery = nursery
         self.workspace = workspace
         self.snapshots = snapshots
         self.sandbox = sandbox
@@ -131,7 +134,7 @@ class AgentEnvironment:
 
     def visible(self, action: str, path: str) -> bool:
         """Whether policy lets this agent do `action` on a canonical path."""
-        return self._rights.policy.visible(action, path)
+        return self._rights.visible(action, path)
 
     def lock(self) -> asyncio.Lock:
         """The workspace's lock."""
@@ -145,7 +148,7 @@ class AgentEnvironment:
         The tree is read once for a policy epoch; after that only paths that calls touch are looked at.
         """
         if self._masks is None:
-            self._masks = set(self._rights.policy.masks(info.path for info in self.workspace.walk()))
+            self._masks = set(self._rights.masks(info.path for info in self.workspace.walk()))
         outermost: list[str] = []
         for path in sorted(self._masks):
             if not outermost or not path.startswith(outermost[-1] + "/"):
@@ -155,7 +158,7 @@ class AgentEnvironment:
     def touched(self, paths: Iterable[str]) -> None:
         """Look at paths that a call made, so that commands never see a denied one that came later."""
         if self._masks is not None:
-            self._masks.update(self._rights.policy.masks(paths))
+            self._masks.update(self._rights.masks(paths))
 
     def forget_masks(self) -> None:
         """The tree changed in ways not listed: read it again."""

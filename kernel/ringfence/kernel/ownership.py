@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from ringfence.kernel.environment import (
     interpreter_directories,
     interpreter_environment,
 )
-from ringfence.kernel.journal.types import AgentKey, AgentRecord, Damaged, StoredRow
+from ringfence.kernel.journal.types import AgentKey, AgentRecord, Damaged, JournalError, StoredRow
+from ringfence.kernel.nursery import Nurseries
 from ringfence.kernel.recovery import settle_unfinished
 from ringfence.kernel.replay import Effects, Lineage, Replay
 from ringfence.kernel.resources import Resources
@@ -26,7 +28,7 @@ from ringfence.kernel.rights import Rights
 from ringfence.kernel.shelves import AgentArtifacts, AgentMemory
 from ringfence.kernel.thread import Thread
 from ringfence.policy.manifest import parse_manifest
-from ringfence.policy.manifest_types import Manifest
+from ringfence.policy.manifest_types import Manifest, SandboxSpec
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.types import Limits, Sandbox
 from ringfence.sandbox.workspace import Workspace
@@ -47,9 +49,15 @@ class Ownership:
     resources: Resources
     sandbox: Sandbox
     revive: Callable[[Thread], Awaitable[None]] = nothing_waits
+    nurseries: Nurseries = field(init=False)
+    rates: dict[AgentKey, Budgets] = field(default_factory=dict[AgentKey, Budgets])
     adopting: dict[AgentKey, asyncio.Task[Thread]] = field(
         default_factory=dict[AgentKey, "asyncio.Task[Thread]"]
     )
+
+    def __post_init__(self) -> None:
+        """Make what follows from the other parts."""
+        self.nurseries = Nurseries(core=self.core, layout=self.layout, resources=lambda: self.resources)
 
     async def adopt(self, record: AgentRecord) -> Thread:
         """Build the thread of an agent this kernel owns and settle what a dead kernel left of it.
@@ -67,13 +75,18 @@ class Ownership:
         return await asyncio.shield(work)
 
     async def _adopt(self, record: AgentRecord) -> Thread:
-        manifest = parse_manifest(record.manifest, record.source)
+        self.nurseries.place(record.id)
+        manifest = parsed(record)
+        above = await self._above(record.key)
         rights = await self._rights(record, manifest)
         branches = await self.core.store.branches(record.key)
         lineage = Lineage.of(record.branch, branches)
         before_run = next(b.cut_step for b in branches if b.branch == lineage.root)
         counts = await self.core.store.counts(record.key, before_run)
         used, held = await self.core.store.amounts(record.key, before_run)
+        spent = {"calls": counts.get("calls", 0), "destructive": counts.get("destructive", 0), **used}
+        for total, amount in (await self.core.store.reserved_by_children(record.key, before_run)).items():
+            spent[total] = spent.get(total, 0) + amount
         thread = Thread(
             record=record,
             manifest=manifest,
@@ -82,20 +95,23 @@ class Ownership:
                 record.id,
                 manifest.budgets,
                 self.resources.file.ceilings.budgets,
-                {"calls": counts.get("calls", 0), "destructive": counts.get("destructive", 0), **used},
+                spent,
                 held=held,
                 overrides=limits_of(await self.core.store.budgets(record.key)),
+                above=lambda: self._budgets_above(above),
             ),
-            environment=self._environment(record, manifest, rights),
+            environment=self._environment(record, manifest, rights, above),
             lineage=lineage,
             next_step=int(counts.get("max_step", 0)) + 1,
             reload=self._reload,
         )
+        thread.environment.nursery.thread = thread
         thread.steps = int(counts.get("max_step", 0))
         thread.on_rest = self.core.on_rest
         if manifest.schedule is not None:
             thread.schedule = await self.core.store.schedule(record.key)
         await self.core.journal.adopt(record.key)
+        await self.nurseries.sweep(record.key)
         await asyncio.to_thread(thread.environment.workspace.sweep)
         await self.load_replay(thread)
         unknown = await settle_unfinished(self.core, thread)
@@ -170,18 +186,55 @@ class Ownership:
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
+    async def _above(self, key: AgentKey) -> list[AgentRecord]:
+        """The parent of an agent, the parent's parent and so on."""
+        keys = await self.core.store.parents(key)
+        found = [await self.core.store.agent_by_key(parent) for parent in keys]
+        above = [record for record in found if record is not None]
+        if len(above) != len(keys):
+            # INVARIANT: a child is never decided without its parent.
+            raise JournalError(f"an agent above {key} is gone from the database; restore it from a copy")
+        return above
+
     async def _rights(self, record: AgentRecord, manifest: Manifest) -> Rights:
+        # INVARIANT: the epoch is read before everything that it stands for. It moves with every parent's.
         fresh = await self.core.store.agent_by_key(record.key)
         epoch = record.epoch if fresh is None else fresh.epoch
-        grants = await self.core.store.grants(record.key, active=False)
+        parent: Rights | None = None
+        for one in reversed(await self._above(record.key)):
+            parent = await self._rights_of(one, parsed(one), one.epoch, parent)
+        return await self._rights_of(record, manifest, epoch, parent)
+
+    async def _rights_of(
+        self, record: AgentRecord, manifest: Manifest, epoch: int, parent: Rights | None
+    ) -> Rights:
         return Rights(
-            agent=record.id, manifest=manifest, kernel_file=self.resources.file, grants=grants, epoch=epoch
+            agent=record.id,
+            manifest=manifest,
+            kernel_file=self.resources.file,
+            grants=await self.core.store.grants(record.key, active=False),
+            epoch=epoch,
+            parent=parent,
         )
+
+    def _budgets_above(self, above: Sequence[AgentRecord]) -> list[Budgets]:
+        """Budgets of all above an agent: its calls take their turns from their rates too."""
+        found: list[Budgets] = []
+        for one in above:
+            thread = self.core.threads.get(one.key)
+            if thread is None and one.key not in self.rates:
+                # It has ended, or its kernel has; what it was given counts all the same.
+                ceilings = self.resources.file.ceilings.budgets
+                self.rates[one.key] = Budgets(one.id, parsed(one).budgets, ceilings, {})
+            found.append(self.rates[one.key] if thread is None else thread.budgets)
+        return found
 
     async def _reload(self, thread: Thread) -> Rights:
         return await self._rights(thread.record, thread.manifest)
 
-    def _environment(self, record: AgentRecord, manifest: Manifest, rights: Rights) -> AgentEnvironment:
+    def _environment(
+        self, record: AgentRecord, manifest: Manifest, rights: Rights, above: Sequence[AgentRecord]
+    ) -> AgentEnvironment:
         home = self.layout.agent(record.id)
         uid = record.uid if os.geteuid() == 0 else None
         box = manifest.sandbox
@@ -194,16 +247,11 @@ class Ownership:
             artifacts=AgentArtifacts(
                 self.core.store, self.core.blobs, record.key, lambda: self._branch(record.key)
             ),
+            nursery=self.nurseries.of(record.key),
             workspace=Workspace(home / "live", uid=uid),
             snapshots=SnapshotStore(self.layout.points(record.id)),
             sandbox=self.sandbox,
-            limits=Limits(
-                memory_bytes=box.memory_bytes,
-                pids=box.pids,
-                cpu=box.cpu,
-                disk_bytes=box.disk_bytes,
-                timeout_s=box.timeout_s,
-            ),
+            limits=_limits([box, *(parsed(one).sandbox for one in above)]),
             command_env={
                 **interpreter_environment(self.layout.interpreter),
                 "HOME": "/tmp",  # noqa: S108 - inside the sandbox
@@ -223,3 +271,24 @@ class Ownership:
             llm=self.resources.llm,
             rights=rights,
         )
+
+
+@functools.lru_cache(maxsize=512)
+def _parsed(text: str, source: str) -> Manifest:
+    return parse_manifest(text, source)
+
+
+def parsed(record: AgentRecord) -> Manifest:
+    """The manifest of an agent, read once."""
+    return _parsed(record.manifest, record.source)
+
+
+def _limits(boxes: Sequence[SandboxSpec]) -> Limits:
+    """The smallest of each limit: a child's sandbox is no larger than its parent's."""
+    return Limits(
+        memory_bytes=min(box.memory_bytes for box in boxes),
+        pids=min(box.pids for box in boxes),
+        cpu=min(box.cpu for box in boxes),
+        disk_bytes=min(box.disk_bytes for box in boxes),
+        timeout_s=min(box.timeout_s for box in boxes),
+    )

@@ -1,17 +1,22 @@
-"""The rights of one agent under one policy epoch: what its manifest, its grants and the operator's ceilings allow together."""
+"""The rights of one agent under one policy epoch: what its manifest, its grants and the operator's ceilings allow together.
+
+A spawned agent's rights end at its parent's: both are asked the same, and the stricter answer counts. A role that the
+parent's manifest delegates is the exception: what the role says itself is not put to the parent.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from ringfence.kernel.journal.types import GrantRecord
+from ringfence.kernel.kinship import delegated_roles, meet
 from ringfence.policy.engine import AgentPolicy
 from ringfence.policy.kernel_file import KernelFile
 from ringfence.policy.manifest_types import Manifest
@@ -46,16 +51,19 @@ class Rights:
         kernel_file: KernelFile,
         grants: Sequence[GrantRecord],
         epoch: int,
+        parent: Rights | None = None,
     ) -> None:
         self.agent = agent
         self.epoch: int = epoch
         now = datetime.now(UTC)
         alive = [g for g in grants if g.revoked_at is None and (g.expires_at is None or g.expires_at > now)]
-        self._manifest, self._kernel_file = manifest, kernel_file
+        self._manifest, self._kernel_file, self.parent = manifest, kernel_file, parent
         self._spent = {g.id: g for g in alive if g.uses_left == 0}
         grants = [g for g in alive if g.uses_left != 0]
         self.grants = {g.id: g for g in grants}
         self.limited = frozenset(g.id for g in grants if g.uses_left is not None)
+        if parent is not None:
+            self.limited |= parent.limited
         ends = [g.expires_at for g in alive if g.expires_at is not None]
         self._stale_at = time.monotonic() + (min(ends) - now).total_seconds() if ends else None
         pairs = [
@@ -69,23 +77,77 @@ class Rights:
         ]
         denies = [rule for rule in effective_rules(manifest, kernel_file) if rule.verdict == Verdict.DENY]
         self.policy = AgentPolicy(agent, pairs, denies, kernel_file.ceilings.rules)
+        self.delegated = () if parent is None else delegated_roles(manifest, parent.manifest, kernel_file)
+        self._free = self._delegated_policy(grants, pairs, denies) if self.delegated else None
         text = "\n".join(
             [*(f"{r.id} {r.text}" for r in denies), *sorted(f"{g.id} {g.verdict} {g.rule}" for g in grants)]
         )
+        if parent is not None:
+            text += f"\n{parent.agent} {parent.version} {' '.join(self.delegated)}"
         self.version = hashlib.sha256(text.encode()).hexdigest()[:16]
         self._judgements: dict[tuple[Question, ...], Judgement] = {}
         self._having: dict[frozenset[str], Rights] = {}
 
+    def _delegated_policy(
+        self, grants: Sequence[GrantRecord], pairs: Sequence[tuple[str, Rule]], denies: Sequence[Rule]
+    ) -> AgentPolicy:
+        """What holds without the parent: only what a delegated role allows, and all that asks or denies."""
+        texts = {rule.text for role in self.delegated for rule in self._kernel_file.roles[role]}
+        of_role = {g.id for g in grants if g.origin == "manifest" and g.rule in texts}
+        kept = [(g, rule) for g, rule in pairs if rule.verdict is not Verdict.ALLOW or g in of_role]
+        return AgentPolicy(self.agent, kept, denies, self._kernel_file.ceilings.rules)
+
+    @property
+    def manifest(self) -> Manifest:
+        """Whose rules these are."""
+        return self._manifest
+
     @property
     def expired(self) -> bool:
         """Whether a grant's life has ended since this was made."""
+        if self.parent is not None and self.parent.expired:
+            return True
         return self._stale_at is not None and time.monotonic() >= self._stale_at
 
     def decide(self, question: Question, effect: str) -> Decision:
         """Decide one question; never raises."""
-        return self.policy.decide(
-            Request(principal=self.agent, action=question.action, resource=question.resource, effect=effect)
+        request = Request(
+            principal=self.agent, action=question.action, resource=question.resource, effect=effect
         )
+        own = self.policy.decide(request)
+        if self.parent is None or own.verdict is Verdict.DENY:
+            return own
+        if self._free is not None:
+            free = self._free.decide(request)
+            if free.verdict is not Verdict.DENY:
+                return free
+        return meet(own, self.parent.decide(question, effect), self.parent.agent)
+
+    def visible(self, action: str, path: str) -> bool:
+        """Whether the agent may do an action on a canonical path, without asking anyone. Never raises."""
+        if not self.policy.visible(action, path):
+            return False
+        if self.parent is None or (self._free is not None and self._free.visible(action, path)):
+            return True
+        return self.parent.visible(action, path)
+
+    def masks(self, paths: Iterable[str]) -> list[str]:
+        """Those of the given canonical paths that commands must not see: what this agent or its parent is denied to read."""
+        if self.parent is None:
+            return self.policy.masks(paths)
+        paths = list(paths)
+        hidden = set(self.policy.masks(paths))
+        free = self._free
+        hidden.update(
+            path for path in self.parent.masks(paths) if free is None or not free.visible("fs.read", path)
+        )
+        return [path for path in paths if path in hidden]
+
+    @property
+    def spent(self) -> frozenset[str]:
+        """Limited grants without a use left, of this agent and of those above it."""
+        own = frozenset(self._spent)
+        return own if self.parent is None else own | self.parent.spent
 
     def judge(
         self, questions: tuple[Question, ...], effect: str, used: frozenset[str] = frozenset()
@@ -97,8 +159,8 @@ class Rights:
             effect: of the call.
             used: limited grants that the call has used up already; its own use counts though it was the last one.
         """
-        if used and not used.isdisjoint(self._spent):
-            return self._with(used.intersection(self._spent)).judge(questions, effect)
+        if used and not used.isdisjoint(self.spent):
+            return self.having(used & self.spent).judge(questions, effect)
         cached = self._judgements.get(questions)
         if cached is not None:
             return cached
@@ -136,17 +198,19 @@ class Rights:
         self._judgements[questions] = judgement
         return judgement
 
-    def _with(self, spent: frozenset[str]) -> Rights:
+    def having(self, spent: frozenset[str]) -> Rights:
         """These rights and some grants that have no use left."""
         found = self._having.get(spent)
         if found is None:
-            kept = [dataclasses.replace(self._spent[grant], uses_left=None) for grant in sorted(spent)]
+            mine = sorted(spent & frozenset(self._spent))
+            kept = [dataclasses.replace(self._spent[grant], uses_left=None) for grant in mine]
             found = Rights(
                 agent=self.agent,
                 manifest=self._manifest,
                 kernel_file=self._kernel_file,
                 grants=[*self.grants.values(), *kept],
                 epoch=self.epoch,
+                parent=None if self.parent is None else self.parent.having(spent),
             )
             self._having[spent] = found
         return found

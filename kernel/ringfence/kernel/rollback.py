@@ -15,7 +15,7 @@ import json
 import time
 from typing import Any
 
-from ringfence.kernel import rollback_atoms
+from ringfence.kernel import descent, rollback_atoms
 from ringfence.kernel.core import Core
 from ringfence.kernel.journal.types import Entry, Phase, Row
 from ringfence.kernel.ownership import Ownership
@@ -60,6 +60,7 @@ class Rollback:
             lived = thread.program is not None
             await self._processes.end_program(thread)
             try:
+                waited = await descent.waiting(self._core, thread)
                 await self._end_calls(thread)
                 # INVARIANT: an older rollback that a crash cut short is carried to its end first, never over newer work.
                 older = await self._finish_older(thread)
@@ -67,6 +68,7 @@ class Rollback:
                     return older[:2]  # this very one
                 self._refuse_moved(thread, cut)
                 undo = await self.plans.plan(thread, cut.step, path, cut.parent)
+                undo.others[:0] = waited
             except Problem:
                 if lived:
                     await self._processes.set_state(
@@ -121,6 +123,7 @@ class Rollback:
         self, thread: Thread, undo: Undo, step: int, path: str | None, cut: Cut
     ) -> dict[str, Any]:
         environment = thread.environment
+        await descent.end_children(self._core, self._processes, undo.others)
         async with environment.lock():
             covers = await self._take_point(thread, undo, step)
             await self._core.failpoints.reach("rollback:before_restore", thread.id)

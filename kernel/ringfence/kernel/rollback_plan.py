@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from ringfence.kernel import rollback_atoms
+from ringfence.kernel import descent, rollback_atoms
 from ringfence.kernel.core import Core
 from ringfence.kernel.journal.store import Store
 from ringfence.kernel.journal.types import Rewound, StateVersion, StoredRow
@@ -53,6 +53,7 @@ class Undo:
     late_conflicts: dict[str, str] = field(default_factory=dict[str, str])
     not_undoable: list[StoredRow] = field(default_factory=list[StoredRow])
     moved: list[Rewound] = field(default_factory=list[Rewound])
+    others: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
 PRUNED = "agent.points_pruned"
@@ -165,7 +166,7 @@ class Plans:
         Raises:
             Problem: a point is missing or damaged, or a database is no longer declared.
         """
-        undo = Undo(cut=cut)
+        undo = Undo(cut=cut, others=await descent.waiting(self._core, thread))
         rows = sorted(await self._lineage_rows(thread, cut, lineage), key=lambda row: row.step, reverse=True)
         rows = [row for row in rows if counts(row, cut, parent)]
         try:
@@ -179,6 +180,7 @@ class Plans:
         await self._add_unfinished(thread, cut, lineage or thread.lineage, undo)
         if path is None:
             undo.moved = await rollback_atoms.rewind(self._core, thread, cut, parent, dry=True)
+            undo.others += await descent.children_of(self._core, thread, rows)
             await self._plan_state(thread, undo)
             for resource, images in records.items():
                 undo.sql[resource] = await self._plan_sql(thread, resource, images)

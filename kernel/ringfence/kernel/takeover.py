@@ -38,6 +38,11 @@ class Takeover:
         self._fence = fence
         self._listener: Listener | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        kernel.ownership.nurseries.begin = self.take_up
+
+    def take_up(self, record: AgentRecord) -> None:
+        """Adopt an agent that this kernel owns from its birth, and start it."""
+        self._spawn(self._continue(record))
 
     async def open(self) -> None:
         """Listen first, then take over what is there: nothing is missed in between."""
@@ -79,6 +84,7 @@ class Takeover:
         """
         core = self._kernel.core
         here = await asyncio.to_thread(self._kernel.layout.agents_here)
+        here += await asyncio.to_thread(self._kernel.ownership.nurseries.here)
         for record in await core.store.claim_agents(core.kernel, self._fence, here):
             self._spawn(self._continue(record))
         for thread in list(core.threads.values()):

@@ -8,10 +8,7 @@ from typing import Final
 from ringfence.policy.problems import PatternError
 from ringfence.v1 import options_pb2, syscalls_pb2
 
-_PLANNED: Final = (
-    "llm.embed",
-    "spawn",
-)
+_PLANNED: Final = ("llm.embed",)
 """Rows of the design that have no method yet; manifests may name them already."""
 
 _KINDS: Final = {

@@ -97,7 +97,6 @@ def parse_manifest(text: str, source: str = "manifest") -> Manifest:
 
 
 _LATER: Final = {
-    "delegates": "leave it out",
     "serve": "leave it out",
     "when": "leave it out, or deny the action",
 }

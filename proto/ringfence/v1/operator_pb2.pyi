@@ -207,6 +207,58 @@ class AgentRequest(_message.Message):
 Global___AgentRequest: _TypeAlias = AgentRequest  # noqa: Y015
 
 @_typing.final
+class KillRequest(_message.Message):
+    """Ends an agent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    ONLY_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """Id, or a name that only one agent has."""
+    only: _builtins.bool
+    """Leave those that it spawned alone."""
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        only: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "only", b"only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KillRequest: _TypeAlias = KillRequest  # noqa: Y015
+
+@_typing.final
+class TreeRequest(_message.Message):
+    """Asks who spawned whom."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    ALL_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """Id, or a name that only one agent has; empty: every agent that was submitted."""
+    all: _builtins.bool
+    """Also trees of which nothing runs any more."""
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        all: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "all", b"all"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TreeRequest: _TypeAlias = TreeRequest  # noqa: Y015
+
+@_typing.final
 class SendRequest(_message.Message):
     """Sends a message to an agent."""
 

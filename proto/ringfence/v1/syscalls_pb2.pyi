@@ -2220,6 +2220,162 @@ class MessagesSendResponse(_message.Message):
 Global___MessagesSendResponse: _TypeAlias = MessagesSendResponse  # noqa: Y015
 
 @_typing.final
+class SpawnRequest(_message.Message):
+    """Arguments of spawn. Together they are the child's manifest."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class EnvEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
+    WORKSPACE_FIELD_NUMBER: _builtins.int
+    PERMISSIONS_FIELD_NUMBER: _builtins.int
+    ROLES_FIELD_NUMBER: _builtins.int
+    DELEGATES_FIELD_NUMBER: _builtins.int
+    ENV_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
+    BUDGETS_FIELD_NUMBER: _builtins.int
+    SANDBOX_FIELD_NUMBER: _builtins.int
+    APPROVALS_FIELD_NUMBER: _builtins.int
+    RESTART_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the child."""
+    workspace: _builtins.str
+    """Path in the workspace of what the child gets a copy of, at the same path. Empty: the child begins with an empty workspace."""
+    input: _builtins.bytes
+    """Standard input of the child's program."""
+    @_builtins.property
+    def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Program and arguments."""
+
+    @_builtins.property
+    def permissions(self) -> _struct_pb2.Value:
+        """Rules as `allow`, `ask` and `deny` of a manifest have them."""
+
+    @_builtins.property
+    def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Roles of the kernel file that the child takes."""
+
+    @_builtins.property
+    def delegates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Roles that the child may delegate in its turn."""
+
+    @_builtins.property
+    def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Environment of the child's program."""
+
+    @_builtins.property
+    def budgets(self) -> _struct_pb2.Value:
+        """The manifest's section of this name."""
+
+    @_builtins.property
+    def sandbox(self) -> _struct_pb2.Value:
+        """The manifest's section of this name."""
+
+    @_builtins.property
+    def approvals(self) -> _struct_pb2.Value:
+        """The manifest's section of this name."""
+
+    @_builtins.property
+    def restart(self) -> _struct_pb2.Value:
+        """The manifest's section of this name."""
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        command: _abc.Iterable[_builtins.str] | None = ...,
+        workspace: _builtins.str = ...,
+        permissions: _struct_pb2.Value | None = ...,
+        roles: _abc.Iterable[_builtins.str] | None = ...,
+        delegates: _abc.Iterable[_builtins.str] | None = ...,
+        env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        input: _builtins.bytes = ...,
+        budgets: _struct_pb2.Value | None = ...,
+        sandbox: _struct_pb2.Value | None = ...,
+        approvals: _struct_pb2.Value | None = ...,
+        restart: _struct_pb2.Value | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["approvals", b"approvals", "budgets", b"budgets", "permissions", b"permissions", "restart", b"restart", "sandbox", b"sandbox"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approvals", b"approvals", "budgets", b"budgets", "command", b"command", "delegates", b"delegates", "env", b"env", "input", b"input", "labels", b"labels", "name", b"name", "permissions", b"permissions", "restart", b"restart", "roles", b"roles", "sandbox", b"sandbox", "workspace", b"workspace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpawnRequest: _TypeAlias = SpawnRequest  # noqa: Y015
+
+@_typing.final
+class SpawnResponse(_message.Message):
+    """Result of spawn."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Id of the child."""
+    name: _builtins.str
+    """Its name."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpawnResponse: _TypeAlias = SpawnResponse  # noqa: Y015
+
+@_typing.final
 class MessagesReceiveRequest(_message.Message):
     """Arguments of messages.receive."""
 

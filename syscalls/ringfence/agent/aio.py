@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from ringfence.agent import operations, wire
+from ringfence.agent import family_operations, operations, wire
 from ringfence.agent.aio_calls import AsyncCaller
 from ringfence.agent.aio_exchange import AsyncArtifacts, AsyncMemory, AsyncMessages
 from ringfence.agent.aio_namespaces import AsyncExec, AsyncFiles, AsyncHttp, AsyncSql
@@ -18,7 +18,7 @@ from ringfence.agent.values import Answer, Identity
 
 if TYPE_CHECKING:
     import uuid
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Mapping, Sequence
     from datetime import datetime
 
     from ringfence.agent.state import Upgrader
@@ -70,6 +70,62 @@ class AsyncRingfence:
     async def now(self) -> datetime:
         """Give the time in UTC; a replay sees the same."""
         return await self._caller.run(operations.now())
+
+    async def spawn(
+        self,
+        name: str,
+        command: Sequence[operations.StrPath],
+        *,
+        workspace: operations.StrPath = "",
+        permissions: family_operations.Section | None = None,
+        roles: Sequence[str] = (),
+        delegates: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        input: str | bytes = b"",  # noqa: A002 - as a manifest's reader knows it
+        budgets: family_operations.Section | None = None,
+        sandbox: family_operations.Section | None = None,
+        approvals: family_operations.Section | None = None,
+        restart: family_operations.Section | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> family_operations.Child:
+        """Start another agent, whose rights end at those of this one.
+
+        Args:
+            name: what people call it.
+            command: program and arguments, found in its workspace or on the sandbox's PATH.
+            workspace: path of what it gets a copy of, at the same path and without what this agent may not read; empty: nothing.
+            permissions: `allow`, `ask` and `deny` with rules as in a manifest, or as texts such as `fs.read: "/workspace/**"`.
+            roles: roles of the kernel file that it takes.
+            delegates: roles that it may delegate in its turn, of those that this agent may.
+            env: environment of its program.
+            input: its standard input.
+            budgets: as in a manifest; a total that this agent has a limit on has to be there, and is taken from what is left.
+            sandbox: as in a manifest; it is never larger than this agent's.
+            approvals: as in a manifest.
+            restart: as in a manifest.
+            labels: its labels.
+
+        Raises:
+            InvalidRequest: the manifest that this makes is wrong, or the workspace can't be copied.
+            BudgetExhausted: there are too many agents, or its totals are more than is left.
+        """
+        return await self._caller.run(
+            family_operations.spawn(
+                name,
+                command,
+                workspace=workspace,
+                permissions=permissions,
+                roles=roles,
+                delegates=delegates,
+                env=env,
+                input=input,
+                budgets=budgets,
+                sandbox=sandbox,
+                approvals=approvals,
+                restart=restart,
+                labels=labels,
+            )
+        )
 
     async def ask(self, question: str, details: Any = None) -> Answer:
         """Ask a person and wait for the answer, over restarts as well.

@@ -12,6 +12,8 @@ A body is a module with the name of its row (`fs_read` for `fs.read`) and these 
     async def recover(call, arguments) -> Result | Rerun  # rows RESTORE, ROLL_FORWARD, ASK_TARGET
     def transaction(arguments) -> Atomic, def finish(arguments, done) -> Result   # ATOMIC rows
     async def wait(call, arguments) -> Result | None   # optional, ATOMIC rows: at first, and after each try that found nothing; a result ends the call
+    async def prepare(call, arguments) -> Atomic   # optional, ATOMIC rows: in place of transaction, before every try
+    async def settle(call, arguments, done) -> None    # with prepare: what was committed, or None where nothing was
     async def locate(arguments, env) -> Plan | None    # optional: the plan again, once it is known what the arguments name
 
 The table checks all of it at boot, field by field against the descriptor.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from ringfence.policy.manifest_types import Manifest
 
 
 class Mailbox(Protocol):
@@ -95,6 +97,47 @@ class Artifacts(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Newborn:
+    """An agent that is to be spawned: its manifest as text, and read."""
+
+    text: str
+    manifest: Manifest
+
+
+class Nursery(Protocol):
+    """Brings children of one agent into the world."""
+
+    def check(self, text: str) -> Newborn:
+        """Read a manifest and hold it against what this kernel has and what the parent may pass on.
+
+        Raises:
+            ManifestError: it is wrong.
+            InvalidRequest: it names what isn't there, or asks for more than its parent has.
+        """
+        ...
+
+    async def lay_out(self, step: int, newborn: Newborn, workspace: str) -> Mapping[str, Any]:
+        """Make the child's files where no agent is yet, and reserve its totals. Doing it again begins anew.
+
+        Args:
+            step: of the call that spawns it.
+            newborn: who.
+            workspace: path in the parent's workspace of what is copied; empty: nothing.
+
+        Returns:
+            Values of the statement `spawn`.
+
+        Raises:
+            InvalidRequest, NoSuchResource, BudgetExhausted: it can't be had.
+        """
+        ...
+
+    async def settle(self, step: int, *, born: bool) -> None:
+        """Put the files in place and start the child; or, where it was not born, take back what was made for it."""
+        ...
+
+
 class Lent(Protocol):
     """The part of an agent's environment that these bodies use."""
 
@@ -111,6 +154,11 @@ class Lent(Protocol):
     @property
     def peers(self) -> Peers:
         """Other agents."""
+        ...
+
+    @property
+    def nursery(self) -> Nursery:
+        """Where its children come from."""
         ...
 
     @property

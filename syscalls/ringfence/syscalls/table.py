@@ -66,6 +66,7 @@ class Row:
         result: the body's `Result`.
         body: the module.
         waits: whether the body has a `wait`, which goes before every try of its atomic work.
+        prepares: whether the body has a `prepare`, which makes ready what its atomic work needs, and a `settle`.
         locates: whether the body has a `locate`, which finds out what the arguments name.
     """
 
@@ -84,6 +85,7 @@ class Row:
     result: type[msgspec.Struct]
     body: ModuleType
     waits: bool = False
+    prepares: bool = False
     locates: bool = False
 
 
@@ -199,6 +201,7 @@ def _build_row(
         result=result,
         body=body,
         waits=recovery is Recovery.ATOMIC and hasattr(body, "wait"),
+        prepares=recovery is Recovery.ATOMIC and hasattr(body, "prepare"),
         locates=hasattr(body, "locate"),
     )
     return row, faults
@@ -213,7 +216,11 @@ def _check_functions(body: ModuleType, recovery: Recovery) -> Iterable[str]:
     plain: list[tuple[str, int]] = [("plan", 2)]
     awaited: list[tuple[str, int]] = []
     if recovery is Recovery.ATOMIC:
-        plain += [("transaction", 1), ("finish", 2)]
+        plain.append(("finish", 2))
+        if hasattr(body, "prepare"):
+            awaited += [("prepare", 2), ("settle", 3)]
+        else:
+            plain.append(("transaction", 1))
         if hasattr(body, "wait"):
             awaited.append(("wait", 2))
     else:

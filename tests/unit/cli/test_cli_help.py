@@ -29,6 +29,7 @@ CONTRACT = [
     "doctor",
     "submit",
     "ps",
+    "tree",
     "show",
     "logs",
     "steps",

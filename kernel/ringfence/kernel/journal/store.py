@@ -12,6 +12,7 @@ from ringfence.kernel.journal.store_budgets import BudgetStore
 from ringfence.kernel.journal.store_grants import GrantStore
 from ringfence.kernel.journal.store_journal import JournalStore
 from ringfence.kernel.journal.store_kernels import KernelStore
+from ringfence.kernel.journal.store_kin import KinStore
 from ringfence.kernel.journal.store_move import MoveStore
 from ringfence.kernel.journal.store_replay import ReplayStore
 from ringfence.kernel.journal.store_schedules import ScheduleStore
@@ -28,6 +29,7 @@ class Store(
     AtomStore,
     ScheduleStore,
     MoveStore,
+    KinStore,
 ):
     """The kernel's view of its database, on a pool of connections. Every method may raise Unavailable."""
 

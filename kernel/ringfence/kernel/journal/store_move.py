@@ -76,5 +76,5 @@ class MoveStore(StoreBase):
         """
         values = {"agent": key, "source": source, **lineage_values(lineage)}
         async with borrowed(self._pool) as connection, connection.transaction():
-            for name in ("fork_checkpoints", "fork_memories", "fork_artifacts", "fork_budgets"):
+            for name in ("fork_checkpoints", "fork_memories", "fork_artifacts", "fork_budgets", "fork_kin"):
                 await connection.execute(statement(f"move.{name}"), values)

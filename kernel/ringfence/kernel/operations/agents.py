@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
+from ringfence.kernel.descent import end_below
 from ringfence.kernel.journal.types import AgentRecord, Damaged, Phase, StoredRow
-from ringfence.kernel.operations import schedules
+from ringfence.kernel.operations import family, schedules
 from ringfence.kernel.operations.kernel import Kernel, agent_row, from_us, manifest_version, rfc3339, settled
 from ringfence.kernel.problems import Problem, conflict
 from ringfence.kernel.thread import FINAL_STATES, Thread
@@ -58,6 +59,7 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
     return {
         **agent_row(kernel, record),
         "pid": thread.program.pid if thread.program is not None else None,
+        **await family.kin_of(kernel, record.key),
         "thread": record.thread,
         "branch": thread.branch,
         "workspace": str(kernel.layout.agent(record.id) / "live"),
@@ -295,12 +297,13 @@ async def start(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
     return _short(kernel, thread)
 
 
-async def kill(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
-    """End the whole tree; answers when it is gone."""
+async def kill(kernel: Kernel, name: str, operator: str, *, only: bool) -> dict[str, Any]:
+    """End the whole process tree, and all agents that descend from this one; answers when they are gone."""
     thread = await kernel.thread(name)
-    await kernel.core.operator_event("operator.kill", thread.id, operator=operator)
+    await kernel.core.operator_event("operator.kill", thread.id, operator=operator, only=only)
     await kernel.processes.kill(thread)
-    return _short(kernel, thread)
+    descendants = [] if only else await end_below(kernel.core, kernel.processes, thread.key)
+    return {**_short(kernel, thread), "descendants": descendants}
 
 
 async def pull(kernel: Kernel, name: str, path: str) -> AsyncIterator[bytes]:

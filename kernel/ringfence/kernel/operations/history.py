@@ -127,7 +127,7 @@ def undo_document(undo: Undo) -> dict[str, Any]:
             for r in undo.not_undoable
         ]
         + rollback_atoms.not_undoable(undo.moved),
-        "others": [],
+        "others": list(undo.others),
     }
 
 

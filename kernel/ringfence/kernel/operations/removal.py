@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ringfence.kernel.descent import state_of
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, Entry, Phase, Row
 from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.problems import conflict, not_here
@@ -51,6 +52,13 @@ async def _forget(kernel: Kernel, record: AgentRecord, operator: str) -> dict[st
             raise conflict(
                 f"`{record.id}` is {state}; only what has ended can be removed: ringfence kill {record.id}"
             )
+        if lives := [
+            kin.child for kin in await core.store.descendants(key) if await _lives(kernel, kin.child)
+        ]:
+            raise conflict(
+                f"{len(lives)} agents that `{record.id}` spawned have not ended, and their rights are bounded by its: "
+                f"ringfence kill {record.id}"
+            )
         done = await core.append(_entry(key, record.id, operator))
         # INVARIANT: from here on nobody finds it: what is left of the removal can be done again by its id.
         core.threads.pop(key, None)
@@ -58,6 +66,11 @@ async def _forget(kernel: Kernel, record: AgentRecord, operator: str) -> dict[st
     await core.operator_event("operator.rm", record.id, operator=operator, **done)
     await core.failpoints.reach("rm:before_files", record.id)
     return done
+
+
+async def _lives(kernel: Kernel, key: AgentKey) -> bool:
+    record = await kernel.core.store.agent_by_key(key)
+    return record is not None and state_of(kernel.core, record) not in FINAL_STATES
 
 
 def _entry(key: AgentKey, agent: str, operator: str) -> Entry:

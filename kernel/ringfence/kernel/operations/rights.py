@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shlex
@@ -9,15 +10,18 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from ringfence.kernel.journal.types import GrantRecord, Phase
+from ringfence.kernel.journal.types import AgentKey, AgentRecord, GrantRecord, Phase
 from ringfence.kernel.operations.kernel import Kernel, rfc3339
+from ringfence.kernel.ownership import parsed
 from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.revocation import apply_epoch
 from ringfence.policy.actions import kind_of
 from ringfence.policy.canonical import canonical_path, canonical_url
+from ringfence.policy.manifest_types import Manifest
 from ringfence.policy.problems import ManifestError
 from ringfence.policy.rules import parse_rule, select_rules
-from ringfence.policy.types import Request, Resource
+from ringfence.policy.types import Resource
+from ringfence.syscalls.base import Question
 
 ACK_S = 15.0
 _GRANT_ID = re.compile(r"g[0-9]+")
@@ -37,6 +41,7 @@ async def grant(
         record.key, rule.text, rule.verdict.value, operator, expires, uses or None
     )
     await _make_known(kernel, record.key, epoch)
+    await _descendants_know(kernel, record.key)
     await kernel.core.operator_event(
         "operator.grant", record.id, operator=operator, grant=granted.id, rule=rule.text, epoch=epoch
     )
@@ -92,10 +97,9 @@ async def revoke(
         record.key, None if everything else [g.id for g in chosen]
     )
     if purge:
-        thread = await kernel.thread(record.id)
-        thread.purged = thread.purged | {g.id for g in revoked}
-        await kernel.core.event(thread.key, "revoke.purge", record.id, grants=[g.id for g in revoked])
+        await _purge(kernel, record, [g.id for g in revoked])
     affected = await _make_known(kernel, record.key, epoch)
+    affected += await _descendants_know(kernel, record.key)
     await kernel.core.operator_event(
         "operator.revoke",
         record.id,
@@ -112,6 +116,31 @@ async def revoke(
         "affected": affected,
         "elapsed_ms": round((time.monotonic() - started) * 1000, 3),
     }
+
+
+async def _purge(kernel: Kernel, record: AgentRecord, grants: list[str]) -> None:
+    """Withhold what was recorded under grants, from the agent and from all whose rights they bounded."""
+    threads = [await kernel.thread(record.id)]
+    for kin in await kernel.core.store.descendants(record.key):
+        below = await kernel.core.store.agent_by_key(kin.child)
+        if below is not None:
+            threads.append(await kernel.thread(below.id))
+    for thread in threads:
+        thread.purged = thread.purged | frozenset(grants)
+        await kernel.core.event(thread.key, "revoke.purge", thread.id, grants=grants)
+
+
+async def _descendants_know(kernel: Kernel, key: AgentKey) -> list[dict[str, Any]]:
+    """Have the owners of all descendants take over their epochs, which moved with the agent's own.
+
+    Returns:
+        Their affected calls, each with its `agent`.
+    """
+    store = kernel.core.store
+    kin = await store.descendants(key)
+    records = [record for k in kin if (record := await store.agent_by_key(k.child)) is not None]
+    reports = await asyncio.gather(*(_make_known(kernel, r.key, r.epoch) for r in records))
+    return [{"agent": r.id, **call} for r, report in zip(records, reports, strict=True) for call in report]
 
 
 async def _make_known(kernel: Kernel, key: Any, epoch: int) -> list[dict[str, Any]]:
@@ -149,6 +178,13 @@ async def policy_show(kernel: Kernel, name: str) -> dict[str, Any]:
         for r in thread.manifest.rules
         if r.verdict == "deny"
     ]
+    parents: list[dict[str, Any]] = []
+    above, delegated = rights.parent, rights.delegated
+    while above is not None:
+        held = [*((g.id, g.verdict, g.rule) for g in above.grants.values()), *_denies(above.manifest)]
+        theirs = [{"id": f"{above.agent}/{i}", "verdict": v, "text": t} for i, v, t in held]
+        parents.append({"agent": above.agent, "rules": theirs, "delegates": list(delegated)})
+        above, delegated = above.parent, above.delegated
     ceilings = [
         {"id": r.id, "verdict": str(r.verdict), "text": r.text}
         for r in kernel.ownership.resources.file.ceilings.rules
@@ -158,8 +194,13 @@ async def policy_show(kernel: Kernel, name: str) -> dict[str, Any]:
         "epoch": rights.epoch,
         "policy_version": rights.version,
         "rules": rules,
+        "parents": parents,
         "ceilings": ceilings,
     }
+
+
+def _denies(manifest: Manifest) -> list[tuple[str, str, str]]:
+    return [(r.id, "deny", r.text) for r in manifest.rules if r.verdict == "deny"]
 
 
 async def can_i(kernel: Kernel, name: str, action: str, resource: str) -> dict[str, Any]:
@@ -171,14 +212,8 @@ async def can_i(kernel: Kernel, name: str, action: str, resource: str) -> dict[s
         canonical = canonical_resource(action, resource)
     except ValueError as error:
         raise bad_usage(f"the resource `{resource}` can't be used: {error}") from error
-    decision = thread.rights.policy.decide(
-        Request(
-            principal=thread.id,
-            action=action,
-            resource=canonical,
-            effect=kernel.core.table[action].effect.name,
-        )
-    )
+    question = Question(action=action, resource=canonical)
+    decision = thread.rights.decide(question, kernel.core.table[action].effect.name)
     return {
         "verdict": decision.verdict.value,
         "rule": decision.rules[0] if decision.rules else None,
@@ -199,13 +234,13 @@ async def explain(kernel: Kernel, name: str, step: int) -> dict[str, Any]:
         )
     row = rows[-1]
     body: dict[str, Any] = json.loads(row.body)
-    grants = {g.id: g for g in await kernel.core.store.grants(record.key, active=False)}
     thread = await kernel.thread(name)
-    texts = {r.id: (r.text, "manifest", str(r.verdict)) for r in thread.manifest.rules}
-    texts |= {
-        r.id: (r.text, "ceiling", str(r.verdict)) for r in kernel.ownership.resources.file.ceilings.rules
-    }
-    texts |= {g.id: (g.rule, g.origin, g.verdict) for g in grants.values()}
+    texts = await _texts(kernel, record.key, thread.manifest)
+    for key in await kernel.core.store.parents(record.key):
+        parent = await kernel.core.store.agent_by_key(key)
+        if parent is not None:
+            theirs = await _texts(kernel, key, parsed(parent))
+            texts |= {f"{parent.id}/{rule}": facts for rule, facts in theirs.items()}
     more: dict[str, list[str]] = body.get("while_running") or {}
     error: dict[str, str] = body.get("error") or {}
     wanted: list[str] = [*(body.get("rules") or []), *more.get("rules", [])]
@@ -225,6 +260,17 @@ async def explain(kernel: Kernel, name: str, step: int) -> dict[str, Any]:
     }
 
 
-def _rule(rule: str, facts: tuple[str, str, str]) -> dict[str, str]:
+async def _texts(kernel: Kernel, key: AgentKey, manifest: Manifest) -> dict[str, tuple[str, str, str]]:
+    """Text, origin and verdict of every rule of an agent, by id; those that are gone too."""
+    file = kernel.ownership.resources.file
+    known = [*manifest.rules, *(r for role in manifest.roles for r in file.roles.get(role, ()))]
+    texts = {r.id: (r.text, "manifest", str(r.verdict)) for r in known}
+    texts |= {r.id: (r.text, "ceiling", str(r.verdict)) for r in file.ceilings.rules}
+    grants = await kernel.core.store.grants(key, active=False)
+    return texts | {g.id: (g.rule, g.origin, g.verdict) for g in grants}
+
+
+def _rule(rule: str, facts: tuple[str, str, str]) -> dict[str, Any]:
     text, origin, verdict = facts
-    return {"id": rule, "text": text, "origin": origin, "verdict": verdict}
+    agent, _, _ = rule.rpartition("/")
+    return {"id": rule, "text": text, "origin": origin, "verdict": verdict, "agent": agent or None}

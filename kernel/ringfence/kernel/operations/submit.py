@@ -195,7 +195,7 @@ def check_manifest(kernel: Kernel, text: str, source: str) -> Manifest:
         lines = "\n".join(f"{source}:{p.line}:{p.column}: {p.message}; {p.fix}" for p in unsupported)
         raise bad_usage(lines, "BadManifest")
     file = kernel.ownership.resources.file
-    for role in manifest.roles:
+    for role in (*manifest.roles, *manifest.delegates):
         if role not in file.roles:
             known = ", ".join(sorted(file.roles)) or "none"
             raise bad_usage(

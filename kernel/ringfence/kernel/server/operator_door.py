@@ -18,6 +18,7 @@ from ringfence.kernel.operations import (
     agents,
     approvals,
     budgets,
+    family,
     forks,
     history,
     house,
@@ -58,7 +59,8 @@ UNARY: dict[str, Unary] = {
     "Pause": lambda k, r, o: agents.pause(k, r.agent, o),
     "Resume": lambda k, r, o: agents.resume(k, r.agent, o),
     "Start": lambda k, r, o: agents.start(k, r.agent, o),
-    "Kill": lambda k, r, o: agents.kill(k, r.agent, o),
+    "Kill": lambda k, r, o: agents.kill(k, r.agent, o, only=r.only),
+    "Tree": lambda k, r, _o: family.tree(k, r.agent, everything=r.all),
     "Remove": lambda k, r, o: removal.remove(k, r.agent, o),
     "Send": lambda k, r, o: messages.send(
         k, r.agent, r.text if r.HasField("text") else None, r.json, operator=o

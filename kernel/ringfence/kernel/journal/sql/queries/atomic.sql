@@ -117,3 +117,46 @@ select case when exists (select from gone) then jsonb_build_object(
     'memories', (select count(*) from no_memories), 'artifacts', (select count(*) from no_artifacts),
     'checkpoints', (select count(*) from no_checkpoints), 'budgets', (select count(*) from no_budgets),
     'schedules', (select count(*) from no_schedule), 'grants', (select count(*) from no_rights)) end
+
+-- name: spawn
+-- The child's row, its branch, its grants and its place in the family. Its key was taken from the sequence before, for its
+-- files are made before the commit. An id that is taken: again, with another one.
+with q as (select $1::jsonb as j),
+me as (
+    select a.key, a.owner, coalesce(k.root, a.key) as root, coalesce(k.depth, 0) + 1 as depth
+    from q join agents a on a.key = (q.j ->> 'agent')::bigint left join kin k on k.child = a.key
+),
+living as (
+    select count(*) filter (where k.parent = me.key) as own, count(*) as tree
+    from me join kin k on k.root = me.root join agents a on a.key = k.child
+    where a.state not in ('done', 'failed', 'killed')
+),
+free as (
+    select me.* from q, me, living
+    where me.depth <= (q.j ->> 'depth_most')::integer and living.own < (q.j ->> 'own_most')::integer
+        and living.tree < (q.j ->> 'tree_most')::integer
+),
+born as (
+    insert into agents (key, id, name, thread, labels, manifest, source, input, owner, uid)
+    overriding system value
+    select (j ->> 'key')::bigint, j ->> 'id', j ->> 'name', j ->> 'thread', j -> 'labels', j ->> 'manifest',
+        j ->> 'source', decode(j ->> 'input', 'base64'), free.owner, (j ->> 'uid')::integer
+    from q, free
+    on conflict do nothing
+    returning key, id, name
+),
+first_branch as (insert into branches (agent, branch) select key, 0 from born),
+first_grants as (
+    insert into grants (agent, origin, verdict, rule, created_by)
+    select born.key, 'manifest', g.value ->> 0, g.value ->> 1, 'manifest'
+    from q, born, jsonb_array_elements(q.j -> 'grants') with ordinality as g (value, nr) order by g.nr
+),
+placed as (
+    insert into kin (child, parent, root, step, branch, depth, reserved)
+    select born.key, free.key, free.root, (q.j ->> 'step')::bigint, (q.j ->> 'branch')::integer, free.depth, q.j -> 'reserved'
+    from q, born, free
+)
+select case
+    when exists (select from born) then (select jsonb_build_object('id', id, 'name', name, 'key', key) from born)
+    when exists (select from free) then '{"again": true}'::jsonb
+    else (select jsonb_build_object('depth', me.depth, 'own', living.own, 'tree', living.tree) from me, living) end

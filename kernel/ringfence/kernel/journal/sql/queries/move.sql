@@ -34,6 +34,11 @@ from artifacts f
 join unnest(%(branches)s::integer[], %(cuts)s::bigint[]) as l (branch, up_to) on f.branch = l.branch and f.step <= l.up_to
 where f.agent = %(source)s
 
+-- name: fork_kin
+-- A fork of an agent that was spawned has the same parent: its rights end where those of its original do.
+insert into kin (child, parent, root, step, branch, depth, reserved)
+select %(agent)s, k.parent, k.root, k.step, k.branch, k.depth, '{}' from kin k where k.child = %(source)s
+
 -- name: fork_budgets
 insert into budgets (agent, name, kind, amount, period_s, set_by, at)
 select %(agent)s, b.name, b.kind, b.amount, b.period_s, b.set_by, b.at from budgets b where b.agent = %(source)s

@@ -1,0 +1,249 @@
+"""Where the files of a child are made before its row is committed, and how it comes into the world afterwards.
+
+A child's files lie in `agents/.spawn-PARENTKEY-ID` until its row is there. Then the directory gets its place,
+`agents/ID`, and the child is started. Whoever adopts the child after a crash does the same; whoever adopts the parent
+takes away what was not committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ringfence.kernel.config import AGENT_UID_BASE, Layout
+from ringfence.kernel.journal.store_kernels import short_id
+from ringfence.kernel.journal.types import AgentKey, AgentRecord
+from ringfence.kernel.kinship import CHILDREN_MAX, DEPTH_MAX, TREE_MAX
+from ringfence.kernel.resources import Resources
+from ringfence.kernel.rights import effective_rules
+from ringfence.policy.engine import AgentPolicy
+from ringfence.policy.manifest import parse_manifest
+from ringfence.policy.types import Verdict
+from ringfence.sandbox.trees import copy_tree
+from ringfence.sandbox.workspace import Workspace, WorkspaceError
+from ringfence.syscalls.errors import BudgetExhausted, InvalidRequest
+from ringfence.syscalls.fs_common import refusal
+from ringfence.syscalls.lent import Newborn
+
+if TYPE_CHECKING:
+    from ringfence.kernel.core import Core
+    from ringfence.kernel.thread import Thread
+
+log = logging.getLogger(__name__)
+
+WORKSPACE_BYTES_MAX = 1 << 30
+STAGED = ".spawn-"
+
+
+@dataclass(slots=True, kw_only=True)
+class Cradle:
+    """What was made for one call that has not been settled."""
+
+    child: str
+    key: AgentKey
+    reserved: dict[str, float]
+
+
+@dataclass(slots=True, kw_only=True)
+class Nurseries:
+    """All nurseries of a kernel.
+
+    Attributes:
+        begin: takes up an agent whose row is committed: adopts and starts it.
+    """
+
+    core: Core
+    layout: Layout
+    resources: Callable[[], Resources]
+    begin: Callable[[AgentRecord], None] = lambda _record: None
+
+    def of(self, key: AgentKey) -> AgentNursery:
+        """The nursery of one agent."""
+        return AgentNursery(house=self, key=key)
+
+    def staged(self, parent: AgentKey, child: str) -> Path:
+        """Where the files of a child lie before its row is committed."""
+        return self.layout.data / "agents" / f"{STAGED}{parent}-{child}"
+
+    def place(self, child: str) -> None:
+        """Put the files of a committed child where they belong; nothing where they are there already."""
+        found = [p for p in self._all() if p.name.split("-", 2)[2] == child]
+        if found and not self.layout.agent(child).exists():
+            found[0].rename(self.layout.agent(child))
+
+    def here(self) -> list[str]:
+        """Ids of children, committed or not, whose files have not got their place."""
+        return [path.name.split("-", 2)[2] for path in self._all()]
+
+    async def sweep(self, parent: AgentKey) -> None:
+        """Settle what a dead kernel left of an agent's spawning. Called once this kernel owns the parent.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        for path in self._all():
+            _, key, child = path.name.split("-", 2)
+            if key != str(parent):
+                continue
+            if await self.core.store.agent(child) is None:
+                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+            else:
+                self.place(child)
+
+    def _all(self) -> list[Path]:
+        return sorted((self.layout.data / "agents").glob(f"{STAGED}*"))
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentNursery:
+    """The nursery of one agent, as the body of `spawn` sees it."""
+
+    house: Nurseries
+    key: AgentKey
+    thread: Thread | None = None  # set once there is one; no call is made before
+    cradles: dict[int, Cradle] = field(default_factory=dict[int, Cradle])
+
+    @property
+    def _parent(self) -> Thread:
+        assert self.thread is not None  # noqa: S101 - set by whoever adopts the agent
+        return self.thread
+
+    def check(self, text: str) -> Newborn:
+        """Read a manifest and hold it against what this kernel has and what the parent may pass on."""
+        manifest = parse_manifest(text, "spawn")
+        if problems := manifest.unsupported():
+            raise InvalidRequest("; ".join(f"{p.message}; {p.fix}" for p in problems))
+        file = self.house.resources().file
+        for role in (*manifest.roles, *manifest.delegates):
+            if role not in file.roles:
+                known = ", ".join(sorted(file.roles)) or "none"
+                raise InvalidRequest(f"the kernel file declares no role `{role}`; it has: {known}")
+        parent = self._parent.manifest
+        for role in manifest.delegates:
+            if role not in parent.delegates:
+                raise InvalidRequest(
+                    f"`delegates` names `{role}`, which the manifest of `{self._parent.id}` doesn't delegate; leave it out"
+                )
+        for mount in manifest.sandbox.mounts:
+            if mount not in parent.sandbox.mounts:
+                raise InvalidRequest(
+                    f"`sandbox.mounts` names `{mount.source}`, which `{self._parent.id}` doesn't see itself; leave it out"
+                )
+        for total in self._parent.budgets.limited:
+            if total not in manifest.budgets.total:
+                raise InvalidRequest(
+                    f"`{self._parent.id}` has a limit on `{total}`, so its child needs one: give it a part with "
+                    f"budgets={{'total': {{'{total}': …}}}}"
+                )
+        return Newborn(text=text, manifest=manifest)
+
+    async def lay_out(self, step: int, newborn: Newborn, workspace: str) -> Mapping[str, Any]:
+        """Make the child's files where no agent is yet, and reserve its totals."""
+        await self.settle(step, born=False)
+        core, parent, manifest = self.house.core, self._parent, newborn.manifest
+        key = await core.store.new_agent_key()
+        cradle = Cradle(child=f"{manifest.name}-{short_id()}", key=key, reserved={})
+        self.cradles[step] = cradle
+        for total in parent.budgets.limited:
+            amount = manifest.budgets.total[total]
+            self._reserve(parent, total, amount)
+            cradle.reserved[total] = amount
+        uid = AGENT_UID_BASE + key if os.geteuid() == 0 else None
+        home = self.house.staged(self.key, cradle.child)
+        file = self.house.resources().file
+        rules = effective_rules(manifest, file)
+        denies = [rule for rule in rules if rule.verdict is Verdict.DENY]
+        policy = AgentPolicy("image", [], denies, file.ceilings.rules)
+        async with parent.environment.lock():
+            try:
+                source = parent.environment.workspace.canonical(workspace) if workspace else None
+                await asyncio.to_thread(_fill, parent, source, home, policy, uid)
+            except WorkspaceError as error:
+                raise refusal(error) from error
+            except OSError as error:
+                raise InvalidRequest(f"the child's files can't be made: {error.strerror or error}") from error
+        return {
+            "key": key,
+            "id": cradle.child,
+            "name": manifest.name,
+            "thread": f"t-{cradle.child}",
+            "labels": dict(manifest.labels),
+            "manifest": newborn.text,
+            "source": f"spawned by {parent.id}",
+            "uid": uid,
+            "grants": [[r.verdict.value, r.text] for r in rules if r.verdict is not Verdict.DENY],
+            "reserved": cradle.reserved,
+            "depth_most": DEPTH_MAX,
+            "own_most": CHILDREN_MAX,
+            "tree_most": TREE_MAX,
+        }
+
+    @staticmethod
+    def _reserve(parent: Thread, total: str, amount: float) -> None:
+        try:
+            parent.budgets.reserve(total, amount)
+        except BudgetExhausted as error:
+            text = f"a child's totals come out of its parent's: {error.message}"
+            raise BudgetExhausted(text, **error.metadata) from error
+
+    async def settle(self, step: int, *, born: bool) -> None:
+        """Put the files in place and start the child; or, where it was not born, take back what was made for it."""
+        cradle = self.cradles.pop(step, None)
+        if cradle is None:
+            return
+        if born:
+            self._parent.budgets.settle(cradle.reserved, cradle.reserved)
+            self.house.place(cradle.child)
+            record = await self.house.core.store.agent_by_key(cradle.key)
+            if record is not None:
+                self.house.begin(record)
+            return
+        for total, amount in cradle.reserved.items():
+            self._parent.budgets.release(total, amount)
+        home = self.house.staged(self.key, cradle.child)
+        await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
+
+
+def _fill(parent: Thread, source: str | None, home: Path, policy: AgentPolicy, uid: int | None) -> None:
+    """Copy what the parent may read of a part of its workspace, to the same paths, and make the program image of it."""
+    home.mkdir(mode=0o700, parents=True)
+    live = home / "live"
+    live.mkdir(mode=0o755)
+    if uid is not None:
+        os.chown(live, uid, uid)
+    if source is not None:
+        kept = _kept(parent, source)
+        copy_tree(_live(parent), live, skip=lambda path: path not in kept, uid=uid)
+    (home / "scratch").mkdir(mode=0o711)
+    (home / "logs").mkdir(mode=0o700)
+    hidden = set(policy.masks(info.path for info in Workspace(live).walk()))
+    copy_tree(live, home / "image", skip=lambda path: path in hidden, uid=uid)
+
+
+def _live(parent: Thread) -> Path:
+    return parent.environment.scratch_root.parent / "live"
+
+
+def _kept(parent: Thread, source: str) -> set[str]:
+    """Paths to copy: what the parent may read at or beneath `source`, and the directories that lead there."""
+    environment = parent.environment
+    top = environment.workspace.stat(source)
+    found = [top, *environment.workspace.walk(source)] if top.kind == "directory" else [top]
+    readable = [info for info in found if environment.visible("fs.read", info.path)]
+    if not readable and not any(info.kind == "directory" for info in found):
+        raise WorkspaceError("NoSuchResource", f"nothing of `{source}` may be read by `{parent.id}`")
+    if sum(info.size_bytes for info in readable) > WORKSPACE_BYTES_MAX:
+        raise WorkspaceError(
+            "InvalidRequest", f"`{source}` has more than {WORKSPACE_BYTES_MAX} bytes; name a part of it"
+        )
+    kept = {info.path for info in readable}
+    for path in list(kept):
+        while (path := path.rpartition("/")[0]) and path not in kept:
+            kept.add(path)
+    return kept

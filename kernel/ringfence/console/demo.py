@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from ringfence.console import demo_crashes, demo_undo, demo_walls, demo_work
+from ringfence.console import demo_crashes, demo_people, demo_undo, demo_walls, demo_work
 from ringfence.console.demo_report import Narrator
 from ringfence.console.demo_warden import Warden, remove
 from ringfence.console.demo_world import DemoError, World
@@ -34,6 +34,10 @@ SCENES: tuple[Callable[[World], None], ...] = (
     demo_walls.revoke,
     demo_undo.roll_back,
     demo_undo.go_on,
+    demo_people.ask_model,
+    demo_people.approve,
+    demo_people.stop_runaway,
+    demo_people.wake,
     demo_undo.prove,
     demo_undo.end,
 )

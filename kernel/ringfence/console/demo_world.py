@@ -168,11 +168,15 @@ class World:
         """The agent as `ringfence ps` has it: cheaper than `show`."""
         return self.call("List", all=True)["agents"][0]
 
-    def steps(self) -> list[dict[str, Any]]:
-        """The agent's journal."""
+    def documents(self, method: str, **fields: Any) -> list[dict[str, Any]]:
+        """A call whose answer is many documents."""
         self.call("Status")
         assert self._client is not None  # noqa: S101 - `call` opened it
-        return list(self._client.documents("Steps", agent=self.agent))
+        return list(self._client.documents(method, **fields))
+
+    def steps(self) -> list[dict[str, Any]]:
+        """The agent's journal."""
+        return self.documents("Steps", agent=self.agent)
 
     @property
     def live(self) -> Path:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.kernels import eventually
+from support.model import ModelHost
 from support.scenes import Scene, console, scene_of_its_own
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.postgres]
@@ -107,3 +108,36 @@ def test_the_cleanup_removes_what_a_person_approves(scene: Scene) -> None:
         "invoice-0042.pdf.part",
     ]
     assert "somebody still needs it" in typed(scene, "logs", "cleanup")
+
+
+def test_the_nightly_agent_runs_when_it_is_told_to(scene: Scene) -> None:
+    agent = submitted(scene, "nightly")
+    shown = scene.show(agent)
+    assert (shown["state"], shown["process"]) == ("sleeping", "none")
+    log = scene.live(agent) / "out/log.md"
+    for runs in (1, 2):
+        typed(scene, "schedule", "run", "nightly")
+        eventually(
+            lambda wanted=runs: log.exists() and len(log.read_text().splitlines()) == wanted,
+            "no run was made",
+        )
+        eventually(lambda: scene.show(agent)["state"] == "sleeping", "the run does not end")
+    first, second = log.read_text().splitlines()
+    assert first.endswith("2 new or changed, 0 gone")
+    assert second.endswith("0 new or changed, 0 gone")
+    typed(scene, "schedule", "pause", "nightly")
+    assert "nightly" in typed(scene, "schedule", "ls")
+
+
+def test_the_summary_is_paid_as_the_host_counts(postgres_server: Any, template_database: str) -> None:
+    with contextlib.closing(ModelHost()) as host:
+        declared = (EXAMPLES / "summary/ringfence.yaml").read_text()
+        config = declared.replace("http://127.0.0.1:8080/v1", host.base)
+        with scene_of_its_own(postgres_server, template_database, config=config) as scene:
+            agent = submitted(scene, "summary")
+            scene.await_end(agent)
+            text = (scene.live(agent) / "out/summary.md").read_text()
+            assert text == "## quince.txt\n\nGood day.\n\n## snug.txt\n\nGood day.\n\n"
+            (row,) = json.loads(typed(scene, "ps", "--all", "--json"))
+            assert row["tokens"] == 2 * (11 + 7)
+            assert "whistles in D flat" in json.dumps(host.asked[0].body)

@@ -209,6 +209,8 @@ class Matrix:
 
     def count_kept(self, name: str) -> None:
         where = (name, self.point)
+        if name == "spawn":
+            self.count_children(name)
         if name == "send":
             assert self.rows("select body from messages where sender = %s", name) == [(self.ids[name],)], (
                 where
@@ -231,6 +233,26 @@ class Matrix:
             assert self.rows(ARTIFACTS, name) == [("counted", 1, ref)], where
             assert (self.kernel.data / "artifacts" / ref[:2] / ref[2:]).exists(), where
 
+    def count_children(self, name: str) -> None:
+        where = (name, self.point)
+        born = self.rows(
+            "select c.id, c.key from kin k join agents c on c.key = k.child join agents p on p.key = k.parent where p.id = %s",
+            name,
+        )
+        assert len(born) == 1, where
+        assert (
+            len(self.asked("select key from agents where name = %s", f"child-of-{self.ids[name][:40]}")) == 1
+        ), where
+        ((child, key),) = born
+        assert self.kernel.operator.wait(child)["state"] == "done", where
+        assert (self.kernel.data / "agents" / child / "live" / "read.txt").read_text() == "read", where
+        branches = self.asked("select count(*) from branches where agent = %s", key)
+        assert branches == [(1,)], where
+        eventually(
+            lambda: not list((self.kernel.data / "agents").glob(".spawn-*")),
+            f"{where}: files of nobody are left",
+        )
+
     def count_slept(self, name: str) -> None:
         where = (name, self.point)
         slept = [s for s in self.kernel.operator.steps(self.agents[name]) if s["action"] == "sleep"]
@@ -252,7 +274,7 @@ class Matrix:
         """Asks the kernel's database about the agent of a job."""
         return self.asked(statement, self.agents[name])
 
-    def asked(self, statement: str, value: str) -> list[tuple[Any, ...]]:
+    def asked(self, statement: str, value: Any) -> list[tuple[Any, ...]]:
         import psycopg
         from ringfence.kernel.postgres import EmbeddedPostgres
 

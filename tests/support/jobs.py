@@ -35,7 +35,7 @@ with agent.boot() as rf:
         rf.http.post(job["plain"] + "/plain/" + job["id"], json={"pay": 1})
     elif name == "get":
         rf.http.get(job["base"] + "/get/" + job["id"])
-    elif name in ("select", "timer"):
+    elif name == "select":
         rf.sql.query("target", "select count(*) as n from stock")
     elif name == "read":
         rf.fs.read_text("read.txt")
@@ -47,6 +47,8 @@ with agent.boot() as rf:
         rf.memory.append("counted", space=job["id"])
     elif name == "artifact":
         rf.artifacts.put("counted", job["id"])
+    elif name == "spawn":
+        rf.spawn("child-of-" + job["id"][:40], ["true"], workspace="read.txt")
     elif name == "timer":
         rf.sleep(0.5)
         rf.fs.append_text("counted.txt", "x")
@@ -70,6 +72,7 @@ spec:
       - messages.*: "*"
       - memory.*: "**"
       - artifacts.*: "*"
+      - spawn: "*"
   restart: {{policy: on-failure, max: 3}}
 """
 
@@ -103,6 +106,7 @@ ACTIONS = {
     "memory": "memory.append",
     "artifact": "artifacts.put",
     "timer": "sleep",
+    "spawn": "spawn",
     # The same under a rule that asks: a person approves each, and the kill comes after that.
     "delete-asked": "fs.delete",
     "exec-asked": "exec.run",
@@ -142,8 +146,11 @@ POINTS = (
     "after_apply",
     "before_outcome",
     "after_outcome",
+    # Where the files of a child are made.
+    "before_files",
+    "after_files",
 )
-ATOMIC = {"state", "put", "send", "receive", "memory", "artifact"}
+ATOMIC = {"state", "put", "send", "receive", "memory", "artifact", "spawn"}
 NO_INTENT = {"read"}
 READS = {"get", "select"}
 
@@ -163,12 +170,14 @@ def passes(name: str, point: str) -> bool:
     name = kind_of(name)
     if point in ("before_apply", "after_apply"):
         return name == "exec"
+    if point in ("before_files", "after_files"):
+        return name == "spawn"
     if name in ATOMIC:
         return point in ("before_intent", "after_outcome")
     if name in NO_INTENT:
         return point in ("before_outcome", "after_outcome")
     if name == "exec":
         return point not in ("before_effect", "after_effect")
-    if name == "select":
+    if name in ("select", "timer"):
         return point not in ("before_effect", "after_effect")
     return True

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
-
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ringfence.kernel.journal.types import AgentKey, GrantRecord
+from ringfence.kernel.journal.types import GrantRecord
 from ringfence.kernel.rights import Rights
 from ringfence.policy.kernel_file import parse_kernel_file
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.types import Verdict
 from ringfence.syscalls.base import Question
+from support.grants import grant
 
 KERNEL = parse_kernel_file("apiVersion: ringfence/v1\nkind: Kernel\nspec: {}\n", "test")
 MANIFEST = """
@@ -27,30 +26,6 @@ spec:
     deny: [{fs.*: "/workspace/denied/**"}]
 """
 ORDER = (Verdict.DENY, Verdict.ASK, Verdict.ALLOW)
-
-
-def grant(
-    number: int,
-    rule: str,
-    verdict: str = "allow",
-    *,
-    uses_left: int | None = None,
-    expires_in: float | None = None,
-    revoked: bool = False,
-) -> GrantRecord:
-    now = datetime.now(UTC)
-    return GrantRecord(
-        id=f"g{number}",
-        agent=AgentKey(1),
-        origin="operator",
-        verdict=verdict,
-        rule=rule,
-        created_at=now,
-        created_by="tester",
-        expires_at=None if expires_in is None else now + timedelta(seconds=expires_in),
-        uses_left=uses_left,
-        revoked_at=now if revoked else None,
-    )
 
 
 def rights(*grants: GrantRecord) -> Rights:

@@ -91,11 +91,11 @@ class Rights:
     def _delegated_policy(
         self, grants: Sequence[GrantRecord], pairs: Sequence[tuple[str, Rule]], denies: Sequence[Rule]
     ) -> AgentPolicy:
-        """What holds without the parent: only what a delegated role allows, and all that asks or denies."""
-        texts = {rule.text for role in self.delegated for rule in self._kernel_file.roles[role]}
-        of_role = {g.id for g in grants if g.origin == "manifest" and g.rule in texts}
-        kept = [(g, rule) for g, rule in pairs if rule.verdict is not Verdict.ALLOW or g in of_role]
-        return AgentPolicy(self.agent, kept, denies, self._kernel_file.ceilings.rules)
+        """What the delegated roles permit. Only they: an ask of the child's own permits nothing that its parent may not."""
+        texts = {(str(r.verdict), r.text) for role in self.delegated for r in self._kernel_file.roles[role]}
+        of_role = {g.id for g in grants if g.origin == "manifest" and (g.verdict, g.rule) in texts}
+        kept = [(g, rule) for g, rule in pairs if g in of_role]
+        return AgentPolicy(self.agent, kept, denies, self._kernel_file.ceilings.deny)
 
     @property
     def manifest(self) -> Manifest:
@@ -120,7 +120,8 @@ class Rights:
         if self._free is not None:
             free = self._free.decide(request)
             if free.verdict is not Verdict.DENY:
-                return free
+                # What the child has to ask by itself it has to ask all the same.
+                return free if own.verdict is Verdict.ALLOW else own
         return meet(own, self.parent.decide(question, effect), self.parent.agent)
 
     def visible(self, action: str, path: str) -> bool:

@@ -1,4 +1,4 @@
-"""Commands about policy: lint, show, can-i, explain."""
+"""Commands about policy: lint, show, can-i, explain, learn."""
 
 from __future__ import annotations
 
@@ -115,6 +115,27 @@ def explain(session: Session, agent: str, step: int) -> int:
     if rules:
         render.say()
         print_rules(rules)
+    return ExitCode.OK
+
+
+@commands.add("learn", "ringfence policy learn invoice-bot", "ringfence policy learn invoice-bot --denied")
+@click.argument("agent")
+@click.option("--denied", is_flag=True, help="Show what was denied too, as comments.")
+def learn(session: Session, agent: str, denied: bool) -> int:
+    """Write the smallest rules for what an agent did.
+
+    They are a manifest's `permissions:`, read from the journal: all that was allowed is allowed, and what was asked
+    about is asked about. From three neighbours on one pattern stands for all beside them, unless it would
+    allow something that was denied. Read them before you use them.
+    """
+    document = session.client().call("PolicyLearn", agent=agent, denied=denied)
+    if session.as_json:
+        render.emit(document)
+        return ExitCode.OK
+    for line in str(document.get("yaml") or "").splitlines():
+        render.say(safe(line))
+    for used in records(document, "uncovered"):
+        render.note(f"no rule can name {safe(used.get('action', ''))} on {safe(used.get('resource', ''))}")
     return ExitCode.OK
 
 

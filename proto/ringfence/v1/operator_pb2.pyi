@@ -805,6 +805,32 @@ class PolicyCanIRequest(_message.Message):
 Global___PolicyCanIRequest: _TypeAlias = PolicyCanIRequest  # noqa: Y015
 
 @_typing.final
+class PolicyLearnRequest(_message.Message):
+    """Asks for the rules of what an agent did."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    DENIED_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """Id or name."""
+    denied: _builtins.bool
+    """Shows in the YAML what was denied, as comments."""
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        denied: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "denied", b"denied"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PolicyLearnRequest: _TypeAlias = PolicyLearnRequest  # noqa: Y015
+
+@_typing.final
 class StepRequest(_message.Message):
     """Names a step."""
 

@@ -58,6 +58,7 @@ CONTRACT = [
     "policy show",
     "policy can-i",
     "policy explain",
+    "policy learn",
     "secrets set",
     "secrets ls",
     "secrets rm",

@@ -238,7 +238,7 @@ def test_only_the_one_is_killed_where_that_is_said(scene: Scene) -> None:
     parent = scene.hold(allow=['spawn: "*"', "now"])
     child = child_of(parent, permissions=allow("now"))
     parent.operator.ask("Kill", agent=parent.id, only=True)
-    assert scene.show(child.id)["state"] == "running"
+    assert scene.show(child.id)["process"] == "live"
     child.rf.now()
 
 
@@ -248,7 +248,7 @@ def test_a_rollback_past_the_spawn_ends_the_child_and_lists_it(scene: Scene) -> 
     child = child_of(parent)
     preview = parent.operator.ask("Rollback", agent=parent.id, to="1", preview=True)
     assert {"kind": "child", "id": child.id}.items() <= preview["others"][0].items()
-    assert scene.show(child.id)["state"] == "running"
+    assert scene.show(child.id)["process"] == "live"
     done = parent.operator.ask("Rollback", agent=parent.id, to="1")
     assert [(o["kind"], o["id"]) for o in done["others"]] == [("child", child.id)]
     assert scene.show(child.id)["state"] == "killed"

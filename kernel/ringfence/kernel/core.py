@@ -16,6 +16,7 @@ from ringfence.kernel.journal.blobs import Blobs
 from ringfence.kernel.journal.store import Store
 from ringfence.kernel.journal.types import (
     AgentKey,
+    AgentRecord,
     BadRow,
     Entry,
     KernelKey,
@@ -61,6 +62,7 @@ class Core:
     Attributes:
         on_rest: told when all of an agent waits, or no longer.
         wake: `Processes.wake`, for what may not know the processes.
+        adopt: `Ownership.adopt`, likewise.
     """
 
     journal: Journal
@@ -75,6 +77,7 @@ class Core:
     mailboxes: Mailboxes = field(init=False)
     on_rest: Callable[[Thread, bool], None] | None = None
     wake: Callable[[Thread], Awaitable[None]] | None = None
+    adopt: Callable[[AgentRecord], Awaitable[Thread]] | None = None
     stopping: bool = False
     telemetry: Recorder | None = None
     approvals: Approvals = field(init=False)

@@ -48,9 +48,12 @@ async def _end(core: Core, processes: Processes, record: AgentRecord) -> list[di
     if was in FINAL_STATES:
         return []
     thread = core.threads.get(record.key)
+    if thread is None and record.owner == core.kernel and core.adopt is not None:
+        # Born a moment ago: it is ended before it was started.
+        thread = await core.adopt(record)
     if thread is not None:
         await processes.kill(thread)
-    # Without a thread another kernel has it, or it is being adopted: its parents' rights bound it all the same.
+    # Without a thread another kernel has it: its parents' rights bound it all the same.
     return [{"id": record.id, "state": was if thread is None else thread.state, "was": was}]
 
 

@@ -236,7 +236,7 @@ def _kept(parent: Thread, source: str) -> set[str]:
     top = environment.workspace.stat(source)
     found = [top, *environment.workspace.walk(source)] if top.kind == "directory" else [top]
     readable = [info for info in found if environment.visible("fs.read", info.path)]
-    if not readable and not any(info.kind == "directory" for info in found):
+    if not readable:
         raise WorkspaceError("NoSuchResource", f"nothing of `{source}` may be read by `{parent.id}`")
     if sum(info.size_bytes for info in readable) > WORKSPACE_BYTES_MAX:
         raise WorkspaceError(

@@ -57,6 +57,7 @@ class Ownership:
 
     def __post_init__(self) -> None:
         """Make what follows from the other parts."""
+        self.core.adopt = self.adopt
         self.nurseries = Nurseries(core=self.core, layout=self.layout, resources=lambda: self.resources)
 
     async def adopt(self, record: AgentRecord) -> Thread:

@@ -50,7 +50,7 @@ def spawn(
     for key, section in sections.items():
         if section is not None:
             wire.check_plain(f"`{key}`", section)
-            arguments[key] = dict(section)
+            arguments[key] = section
     data = input.encode() if isinstance(input, str) else input
     more: Json = {
         "workspace": os.fspath(workspace),

@@ -156,11 +156,11 @@ def test_one_problem_has_its_place_and_remedy(tail: str, place: tuple[int, int],
 
 
 def test_what_comes_later_is_named_in_the_same_round() -> None:
-    found = problems(HEAD + "  delegates: [worker]\n  priority: urgent\n  serve: {}\n")
+    found = problems(HEAD + "  priority: urgent\n  serve: {}\n  surprise: 1\n")
     assert [text.partition(";")[0] for _, _, text in found] == [
-        "`delegates` is not supported in this release",
         "`spec.priority` is `urgent`",
         "`serve` is not supported in this release",
+        "unknown key `surprise` in spec",
     ]
 
 

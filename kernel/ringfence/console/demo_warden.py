@@ -105,11 +105,11 @@ class Warden:
 def processes() -> list[tuple[int, int, str]]:
     """Pid, parent and state letter of every process that can be seen."""
     found: list[tuple[int, int, str]] = []
-    for entry in os.scandir("/proc"):
+    for entry in list(Path("/proc").iterdir()):
         if not entry.name.isdecimal():
             continue
         try:
-            text = Path(entry.path, "stat").read_text(encoding="utf-8", errors="replace")
+            text = Path(entry, "stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
         state, parent = text.rpartition(")")[2].split()[:2]
@@ -144,7 +144,7 @@ def remove(root: Path) -> None:
     """Remove a directory, also where commands that were cut off left directories closed to their owner."""
     for place, _, _ in os.walk(root):
         with contextlib.suppress(OSError):
-            for entry in os.scandir(place):
-                if entry.is_dir(follow_symlinks=False):
-                    Path(entry.path).chmod(0o700)
+            for path in list(Path(place).iterdir()):
+                if path.is_dir() and not path.is_symlink():
+                    path.chmod(0o700)
     shutil.rmtree(root, ignore_errors=True)

@@ -97,7 +97,7 @@ class Secrets:
             SecretsError: the directory can't be read.
         """
         try:
-            return sorted(entry.name for entry in os.scandir(self._root) if _NAME.fullmatch(entry.name))
+            return sorted(path.name for path in self._root.iterdir() if _NAME.fullmatch(path.name))
         except FileNotFoundError:
             return []
         except OSError as error:

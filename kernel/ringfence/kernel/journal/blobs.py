@@ -177,7 +177,8 @@ def _fsync_directory(path: Path) -> None:
 def _remove_abandoned(directory: Path) -> None:
     """Removes what writers that died left half-written. Younger files may have a living writer."""
     limit = time.time() - _ABANDONED_S
-    for entry in os.scandir(directory):
-        with contextlib.suppress(FileNotFoundError):
-            if entry.stat(follow_symlinks=False).st_mtime < limit:
-                Path(entry.path).unlink()
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                if entry.stat(follow_symlinks=False).st_mtime < limit:
+                    Path(entry.path).unlink()

@@ -41,10 +41,11 @@ def initdb_identity(server: Identity) -> Identity:
     if server.uid is None or account_name(server.uid) is not None:
         return server
     busy: set[int] = set()
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with contextlib.suppress(FileNotFoundError):
-                busy.add(entry.stat().st_uid)
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            if entry.name.isdigit():
+                with contextlib.suppress(FileNotFoundError):
+                    busy.add(entry.stat().st_uid)
     for account in sorted(pwd.getpwall(), key=lambda entry: entry.pw_name != "nobody"):
         if account.pw_uid != 0 and account.pw_uid not in busy:
             return Identity(uid=account.pw_uid, gid=account.pw_gid)

@@ -194,7 +194,7 @@ class Layout:
 
     def prune_logs(self) -> None:
         """Keeps the newest logs and removes the others."""
-        logs = sorted(entry.name for entry in os.scandir(self.log) if entry.name.startswith("postgres-"))
+        logs = sorted(path.name for path in self.log.iterdir() if path.name.startswith("postgres-"))
         for name in logs[:-_KEPT_LOGS]:
             (self.log / name).unlink(missing_ok=True)
 
@@ -213,7 +213,7 @@ class Layout:
         """The end of what the server printed and logged since a time (Unix seconds), for errors."""
         texts = [_tail(self.start_log)]
         with contextlib.suppress(OSError):
-            logs = sorted(entry.name for entry in os.scandir(self.log) if entry.stat().st_mtime >= since)
+            logs = sorted(path.name for path in self.log.iterdir() if path.stat().st_mtime >= since)
             texts += [_tail(self.log / name) for name in logs[-1:]]
         return "\n".join(texts)
 

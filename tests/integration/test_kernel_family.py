@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ringfence.agent import BudgetExhausted, Denied, InvalidRequest, Revoked, RingfenceError
+from ringfence.agent import BudgetExhausted, Denied, InvalidRequest, QuotaExceeded, Revoked, RingfenceError
 from support.kernels import Refused, eventually
 from support.scenes import HOLD, Held, Scene, scene_of_its_own
 
@@ -258,3 +258,65 @@ def test_unknown_agents_have_no_tree(scene: Scene) -> None:
     with pytest.raises(Refused) as caught:
         scene.operator.ask("Tree", agent="nobody")
     assert caught.value.exit_code == 4
+
+
+def test_a_rollback_lists_the_approvals_that_it_voids(scene: Scene) -> None:
+    parent = scene.hold(
+        allow=['fs.write: "/workspace/free"'],
+        ask=['fs.write: "/workspace/asked"'],
+        more="approvals: {linger: 1h}",
+    )
+    parent.rf.fs.write_text("free", "1")
+    stream = parent.stream()
+    stream.post("fs.write", b'{"path":"/workspace/asked"}', step=1)
+    listed = {"agent": parent.id}
+    eventually(
+        lambda: parent.operator.ask("Approvals", **listed)["approvals"] != [], "the call does not wait"
+    )
+    (waits,) = parent.operator.ask("Approvals", **listed)["approvals"]
+    preview = parent.operator.ask("Rollback", agent=parent.id, to="0", preview=True)
+    done = parent.operator.ask("Rollback", agent=parent.id, to="0")
+    stream.close()
+    for document in (preview, done):
+        assert [(o["kind"], o["id"], o["action"]) for o in document["others"]] == [
+            ("approval", waits["id"], "voided")
+        ]
+    assert parent.operator.ask("Approvals", **listed)["approvals"] == []
+
+
+def test_a_fork_of_a_child_is_bounded_by_the_same_parent(scene: Scene) -> None:
+    parent = scene.hold(allow=['spawn: "*"', 'fs.write: "/workspace/a"'])
+    child = child_of(parent, permissions=allow('fs.write: "/workspace/**"'))
+    child.rf.fs.write_text("a", "1")
+    forked = parent.operator.ask("Fork", agent=child.id, at="1", start=True)["id"]
+    fork = scene.held(forked)
+    assert scene.show(forked)["parent"] == parent.id
+    can = fork.operator.ask("PolicyCanI", agent=forked, action="fs.write", resource="/workspace/b")
+    assert (can["verdict"], parent.id in can["reason"]) == ("deny", True)
+    # A fork of the parent has the spawn in its past, and not the child.
+    twin = parent.operator.ask("Fork", agent=parent.id, at="1")["id"]
+    assert parent.operator.ask("Rollback", agent=twin, to="0")["others"] == []
+    assert scene.show(child.id)["process"] == "live"
+
+
+def test_a_parent_of_the_living_can_not_be_removed(scene: Scene) -> None:
+    parent = scene.hold(allow=['spawn: "*"'])
+    child = child_of(parent)
+    parent.operator.ask("Kill", agent=parent.id, only=True)
+    with pytest.raises(Refused) as caught:
+        parent.operator.ask("Remove", agent=parent.id)
+    assert caught.value.exit_code == 5
+    parent.operator.ask("Kill", agent=child.id)
+    parent.operator.ask("Remove", agent=parent.id)
+    roots = {node["id"] for node in child.operator.ask("Tree", all=True)["agents"]}
+    assert child.id in roots
+    assert parent.id not in roots
+
+
+def test_rates_are_shared_with_the_parent(scene: Scene) -> None:
+    parent = scene.hold(allow=['spawn: "*"', "now"], more="budgets: {rate: {now: 2/h}}")
+    child = child_of(parent)
+    child.rf.now()
+    parent.rf.now()
+    refused = child.refused(QuotaExceeded, child.rf.now)
+    assert "`now`" in refused.message

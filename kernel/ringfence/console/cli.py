@@ -48,6 +48,8 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "start",
         "kill",
         "rm",
+        "export",
+        "import",
         "send",
         "pull",
         "schedule",

@@ -127,15 +127,34 @@ class Client:
             CallError: as for `call`.
             ConsoleError: what `workspace` raised.
         """
-        descriptor = _SERVICE.methods_by_name["Submit"]
+        first = operator_pb2.SubmitRequest(header=operator_pb2.SubmitHeader(**header))
+        return self._framed(
+            "Submit", first, (operator_pb2.SubmitRequest(workspace=part) for part in workspace)
+        )
+
+    def take_in(self, header: dict[str, Any], parts: Iterator[bytes]) -> dict[str, Any]:
+        """Import an agent.
+
+        Args:
+            header: fields of `ImportHeader`.
+            parts: parts of the file; may raise, which ends the call.
+
+        Raises:
+            CallError: as for `call`.
+            ConsoleError: what `parts` raised.
+        """
+        first = operator_pb2.ImportRequest(header=operator_pb2.ImportHeader(**header))
+        return self._framed("Import", first, (operator_pb2.ImportRequest(data=part) for part in parts))
+
+    def _framed(self, method: str, first: Message, rest: Iterator[Message]) -> dict[str, Any]:
+        descriptor = _SERVICE.methods_by_name[method]
         stub: Any = self._channel.stream_unary(_path(descriptor), _serialize, _reader(descriptor))
         failed: list[ConsoleError] = []
 
-        def frames() -> Iterator[operator_pb2.SubmitRequest]:
-            yield operator_pb2.SubmitRequest(header=operator_pb2.SubmitHeader(**header))
+        def frames() -> Iterator[Message]:
+            yield first
             try:
-                for part in workspace:
-                    yield operator_pb2.SubmitRequest(workspace=part)
+                yield from rest
             except ConsoleError as error:
                 # gRPC would log what an iterator raises. Half a workspace must not look like a whole one,
                 # so the call is cancelled before the iterator ends.

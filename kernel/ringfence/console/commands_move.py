@@ -1,7 +1,11 @@
-"""Commands that copy, move and forget agents: fork, rm."""
+"""Commands that copy, move and forget agents: fork, export, import, rm."""
 
 from __future__ import annotations
 
+import os
+import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +17,7 @@ from ringfence.console.session import Commands, Session
 from ringfence.console.text import safe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 commands = Commands()
 
@@ -93,3 +97,101 @@ def remove(session: Session, agent: str) -> int:
             f"removed {safe(document.get('id', agent))}: {size(document.get('freed_bytes') or 0)} freed"
         )
     return ExitCode.OK
+
+
+@commands.add("export", "ringfence export invoice-bot --to invoice-bot.rfx")
+@click.argument("agent")
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The file to write.",
+)
+def export(session: Session, agent: str, target: Path) -> int:
+    """Write an agent into one file for another kernel.
+
+    Its journal with all hashes, workspace, rollback points, checkpoints, memories, artifacts, mailbox and grants
+    are in it, sealed with the key of this kernel's anchors. Secrets are not. A running agent is held still for as
+    long as its picture is taken. The file appears when it is whole, and only you may read it.
+    """
+    written = _write(target.absolute(), _metered(session.client().chunks("Export", agent=agent), "exported"))
+    if session.as_json:
+        render.emit({"file": str(target.absolute()), "size_bytes": written})
+    else:
+        render.say(f"{size(written)} in {safe(target)}")
+    return ExitCode.OK
+
+
+@commands.add(
+    "import",
+    "ringfence import invoice-bot.rfx",
+    "ringfence import invoice-bot.rfx --name moved --signed-by key.pub",
+)
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", default="", metavar="N", help="Its name here. Default: the one that it has.")
+@click.option(
+    "--signed-by",
+    type=click.Path(path_type=Path),
+    metavar="KEY.pub",
+    help="Take it only if this key sealed it: `anchor/key.pub` of the other kernel's data directory.",
+)
+def import_(session: Session, file: Path, name: str, signed_by: Path | None) -> int:
+    """Take over an agent that another kernel exported.
+
+    All of the file is verified before anything is stored: a changed one is refused with the first bad record, exit 1.
+    The agent keeps its grants under this kernel's ceilings, and is left paused; `start` continues by replay.
+    """
+    try:
+        key = "" if signed_by is None else signed_by.read_text(encoding="ascii")
+        with file.open("rb") as source:
+            parts = _metered(iter(lambda: source.read(1 << 20), b""), "sent")
+            document = session.client().take_in({"name": name, "public_key": key}, parts)
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.filename if isinstance(error, OSError) else signed_by
+        reason = (
+            (error.strerror or str(error)).lower() if isinstance(error, OSError) else "it is no key in PEM"
+        )
+        raise ConsoleError(f"can't read `{what}`: {reason}; check the path", ExitCode.USAGE) from None
+    if session.as_json:
+        render.emit(document)
+    else:
+        render.facts(
+            [(key, document.get(key)) for key in ("id", "name", "state", "source", "records", "origin")]
+        )
+    return ExitCode.OK
+
+
+def _write(target: Path, parts: Iterable[bytes]) -> int:
+    """Write a file that appears when it is whole; returns its length."""
+    written = 0
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                for part in parts:
+                    written += file.write(part)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(target)
+        finally:
+            Path(name).unlink(missing_ok=True)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConsoleError(
+            f"can't write `{target}`: {reason}; choose another place", ExitCode.USAGE
+        ) from None
+    return written
+
+
+def _metered(parts: Iterable[bytes], verb: str) -> Iterator[bytes]:
+    """Show on a terminal how much has gone through."""
+    shown, done = sys.stderr.isatty(), 0
+    for part in parts:
+        yield part
+        done += len(part)
+        if shown:
+            click.echo(f"\r{verb} {size(done)}   ", nl=False, err=True)
+    if shown:
+        click.echo("\r\033[K", nl=False, err=True)

@@ -120,6 +120,10 @@ class Layout:
         """Directory of one agent: `live`, `image`, `logs`, `scratch`."""
         return self.data / "agents" / agent
 
+    def origin(self, agent: str) -> Path:
+        """The chain that an imported agent has where it comes from, as its export had it."""
+        return self.data / "origins" / agent
+
     def agents_here(self) -> list[str]:
         """Ids of the agents whose files this data directory has."""
         try:

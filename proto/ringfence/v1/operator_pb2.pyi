@@ -671,6 +671,62 @@ class ForkRequest(_message.Message):
 Global___ForkRequest: _TypeAlias = ForkRequest  # noqa: Y015
 
 @_typing.final
+class ImportRequest(_message.Message):
+    """One frame of an import: the header first, then the file."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """A part of the file."""
+    @_builtins.property
+    def header(self) -> Global___ImportHeader:
+        """How to take it over."""
+
+    def __init__(
+        self,
+        *,
+        header: Global___ImportHeader | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "frame", b"frame", "header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "frame", b"frame", "header", b"header"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["header", "data"]  # noqa: Y015
+    _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
+
+Global___ImportRequest: _TypeAlias = ImportRequest  # noqa: Y015
+
+@_typing.final
+class ImportHeader(_message.Message):
+    """How to take over an agent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PUBLIC_KEY_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name instead of the agent's. Empty: the agent's."""
+    public_key: _builtins.str
+    """Public key, in PEM, that has to have sealed the file. Empty: any."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        public_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "public_key", b"public_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportHeader: _TypeAlias = ImportHeader  # noqa: Y015
+
+@_typing.final
 class DiffRequest(_message.Message):
     """Asks for workspace changes."""
 

@@ -39,6 +39,8 @@ CONTRACT = [
     "start",
     "kill",
     "rm",
+    "export",
+    "import",
     "pull",
     "budget",
     "fork",

@@ -112,6 +112,11 @@ class Anchor:
         """SHA-256 of the file's last line as this kernel knows it; empty: there is none."""
         return self._previous
 
+    def sign(self, data: bytes) -> tuple[bytes, bytes]:
+        """Sign something else with the key of the anchors; returns the signature and the public key in PEM."""
+        public = self.public_key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+        return self._key.sign(data), public
+
     def key_problem(self) -> str:
         """What is wrong with the key's file now; empty: it holds the key that signs here."""
         try:

@@ -86,6 +86,22 @@ class Blobs:
             at += len(piece)
         return bytes(part)
 
+    def chunks(self, ref: str) -> Iterator[bytes]:
+        """Gives an artifact back in pieces; only when the last one came without an error are all of them right.
+
+        Raises:
+            BlobError: there is none, or its bytes have changed; while iterating.
+        """
+        return self._read(ref)
+
+    def size(self, ref: str) -> int:
+        """Length of an artifact in bytes. Reads all of it.
+
+        Raises:
+            BlobError: there is none, or its bytes have changed.
+        """
+        return sum(len(piece) for piece in self._read(ref))
+
     def has(self, ref: str) -> bool:
         """Whether an artifact is there and its bytes are the ones that were kept. Reads all of it."""
         try:

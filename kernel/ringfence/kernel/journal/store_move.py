@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -13,10 +13,22 @@ from ringfence.kernel.journal.store_agents import lineage_values
 from ringfence.kernel.journal.store_base import Lineage, StoreBase, statement
 from ringfence.kernel.journal.types import AgentKey, BranchRecord, GrantRecord
 
+PAGE_ROWS = 64
+
+TABLES: Mapping[str, str] = {
+    "checkpoints": "step",
+    "memories": "key",
+    "artifacts": "",
+    "messages": "key",
+    "budgets": "",
+}
+"""What is exported beside the journal, with the column that pages go by; empty: all at once."""
+
 
 def grant_document(grant: GrantRecord) -> dict[str, Any]:
-    """A grant without its id, which the database gives."""
+    """A grant, with the id that it has where it comes from."""
     return {
+        "id": grant.id,
         "origin": grant.origin,
         "verdict": grant.verdict,
         "rule": grant.rule,
@@ -78,3 +90,29 @@ class MoveStore(StoreBase):
         async with borrowed(self._pool) as connection, connection.transaction():
             for name in ("fork_checkpoints", "fork_memories", "fork_artifacts", "fork_budgets", "fork_kin"):
                 await connection.execute(statement(f"move.{name}"), values)
+
+    async def export_rows(self, table: str, key: AgentKey) -> AsyncIterator[dict[str, Any]]:
+        """Walk what one of `TABLES` has of an agent, as documents.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        cursor = TABLES[table]
+        after = -1
+        while True:
+            values = {"agent": key, "after": after, "limit": PAGE_ROWS}
+            rows = await self._all(f"move.export_{table}", dict[str, Any], values)
+            for row in rows:
+                yield row["v"]
+            if not cursor or len(rows) < PAGE_ROWS:
+                return
+            after = rows[-1]["v"][cursor]
+
+    async def import_row(self, table: str, key: AgentKey, row: Mapping[str, Any]) -> None:
+        """Store one document that `export_rows` gave, for another agent.
+
+        Raises:
+            BadRow: it is none.
+            Unavailable: the database is away.
+        """
+        await self._tuple(f"move.import_{table}", {"agent": key, "row": Jsonb(dict(row))})

@@ -20,6 +20,7 @@ from ringfence.kernel.config import AGENT_UID_BASE
 from ringfence.kernel.inherit import Past, append_all
 from ringfence.kernel.journal.store_move import branch_document, grant_document
 from ringfence.kernel.journal.types import AgentRecord, BranchRecord, StoredRow
+from ringfence.kernel.operations.exports import refuse_children
 from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.replay import HAPPENED, Lineage
@@ -67,6 +68,7 @@ async def fork(
             f"`{new_name}` is no name for an agent; use up to 63 letters, digits, `.`, `-` and `_`"
         )
     source = await kernel.thread(name)
+    await refuse_children(kernel, source, "forked")
     await kernel.rollback.finish_interrupted(source)
     async with held_still(source):
         if source.fenced:
@@ -113,10 +115,15 @@ async def copied_record(kernel: Kernel, like: AgentRecord, name: str) -> AgentRe
         uid_base=AGENT_UID_BASE if os.geteuid() == 0 else None,
         grants=[],
     )
-    # INVARIANT: a kernel that starts after a crash neither runs nor takes over what is not whole.
-    await store.set_agent(record.key, state="failed", error=_UNFINISHED.format(id=record.id))
-    await kernel.core.journal.adopt(record.key)
+    await start_unfinished(kernel, record)
     return record
+
+
+async def start_unfinished(kernel: Kernel, record: AgentRecord) -> None:
+    """Let the chain of a new copy be written, and nobody take it for whole."""
+    # INVARIANT: a kernel that starts after a crash neither runs nor takes over what is not whole.
+    await kernel.core.store.set_agent(record.key, state="failed", error=_UNFINISHED.format(id=record.id))
+    await kernel.core.journal.adopt(record.key)
 
 
 async def settle_copy(kernel: Kernel, record: AgentRecord, waiting_for: str) -> Thread:

@@ -84,7 +84,9 @@ def _entry(key: AgentKey, agent: str, operator: str) -> Entry:
 
     def finish(done: dict[str, int] | None) -> bytes:
         if done is None:
-            raise conflict(f"`{agent}` was removed or started meanwhile; see: ringfence ps --all")
+            raise conflict(
+                f"`{agent}` was removed or started meanwhile, or has children that have not ended; see: ringfence tree"
+            )
         return canonical_json({"operator": operator, "forgotten": done})
 
     return Entry(row=row, atomic=Work(statement="agent_remove", values={"by": operator}), finish=finish)

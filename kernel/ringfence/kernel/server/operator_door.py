@@ -18,10 +18,12 @@ from ringfence.kernel.operations import (
     agents,
     approvals,
     budgets,
+    exports,
     family,
     forks,
     history,
     house,
+    imports,
     learning,
     messages,
     removal,
@@ -109,10 +111,15 @@ UNARY: dict[str, Unary] = {
 MANY: dict[str, Many] = {
     "Logs": lambda k, r, _o: agents.logs(k, r.agent, follow=r.follow, stderr=r.stderr),
     "Steps": lambda k, r, _o: agents.steps(k, r.agent, follow=r.follow),
+    "Export": lambda k, r, o: exports.export(k, r.agent, o),
     "Pull": lambda k, r, _o: agents.pull(k, r.agent, r.path),
     "Audit": lambda k, r, _o: history.audit(k, r.agent, r.since),
 }
 """Operations whose answer is a stream: bytes become chunks, records become documents."""
+
+
+FRAMED: dict[str, Unary] = {"Submit": submit.submit, "Import": imports.take_in}
+"""Operations that take a stream: a header, then bytes."""
 
 
 def document(value: dict[str, Any]) -> pb.Document:
@@ -184,8 +191,10 @@ class OperatorDoor:
 
     def _handler(self, name: str, request_class: Any) -> Any:
         serialize = pb.Document.SerializeToString
-        if name == "Submit":
-            return rpc.stream_unary_rpc_method_handler(self._submit, request_class.FromString, serialize)
+        if name in FRAMED:
+            return rpc.stream_unary_rpc_method_handler(
+                self._framed(name), request_class.FromString, serialize
+            )
         if name in MANY:
             return rpc.unary_stream_rpc_method_handler(
                 self._many(name), request_class.FromString, _serialize_part
@@ -216,9 +225,14 @@ class OperatorDoor:
 
         return serve
 
-    async def _submit(self, frames: AsyncIterator[pb.SubmitRequest], context: Context) -> pb.Document | None:
-        try:
-            return document(await submit.submit(self._kernel, frames, self._operator()))
-        except Exception as error:  # noqa: BLE001 - the same
-            await abort_with_problem(context, to_problem(error))
-            return None
+    def _framed(self, name: str) -> Callable[[AsyncIterator[Any], Context], Awaitable[pb.Document | None]]:
+        operation = FRAMED[name]
+
+        async def serve(frames: AsyncIterator[Any], context: Context) -> pb.Document | None:
+            try:
+                return document(await operation(self._kernel, frames, self._operator()))
+            except Exception as error:  # noqa: BLE001 - the same
+                await abort_with_problem(context, to_problem(error))
+                return None
+
+        return serve

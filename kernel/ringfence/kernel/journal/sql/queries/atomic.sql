@@ -94,7 +94,10 @@ returning jsonb_build_object('version', version)
 -- messages stay as rows without their text, for the rollbacks of those who sent them.
 with q as (select $1::jsonb as j),
 ended as (
-    select a.key from agents a join q on a.key = (q.j ->> 'agent')::bigint where a.state in ('done', 'failed', 'killed')),
+    select a.key from agents a join q on a.key = (q.j ->> 'agent')::bigint
+    where a.state in ('done', 'failed', 'killed')
+        and not exists (select from kin k join agents c on c.key = k.child
+            where k.parent = a.key and c.state not in ('done', 'failed', 'killed'))),
 gone as (
     insert into removed (agent, by) select e.key, q.j ->> 'by' from ended e cross join q on conflict do nothing returning agent),
 closed as (

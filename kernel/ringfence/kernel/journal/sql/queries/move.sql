@@ -45,3 +45,46 @@ select %(agent)s, b.name, b.kind, b.amount, b.period_s, b.set_by, b.at from budg
 
 -- name: removed
 select at from removed where agent = %(agent)s
+
+-- name: export_checkpoints
+select to_jsonb(c) - 'agent' as v from checkpoints c where c.agent = %(agent)s and c.step > %(after)s order by c.step limit %(limit)s
+
+-- name: export_memories
+select (to_jsonb(m) - 'agent') as v from memories m where m.agent = %(agent)s and m.space = '' and m.key > %(after)s
+order by m.key limit %(limit)s
+
+-- name: export_artifacts
+select to_jsonb(f) - 'agent' as v from artifacts f where f.agent = %(agent)s order by f.name, f.version
+
+-- name: export_messages
+-- Who sent them is somebody else's agent: its id and name stay, its place in a journal doesn't.
+select to_jsonb(m) - '{recipient,sender_key,sender_step,sender_branch}'::text[] || jsonb_build_object('takes', coalesce((
+    select jsonb_agg(to_jsonb(t) - 'message' order by t.step) from message_takes t where t.message = m.key), '[]')) as v
+from messages m where m.recipient = %(agent)s and m.key > %(after)s order by m.key limit %(limit)s
+
+-- name: export_budgets
+select to_jsonb(b) - 'agent' as v from budgets b where b.agent = %(agent)s order by b.kind, b.name
+
+-- name: import_checkpoints
+insert into checkpoints select * from jsonb_populate_record(null::checkpoints, %(row)s || jsonb_build_object('agent', %(agent)s))
+
+-- name: import_artifacts
+insert into artifacts select * from jsonb_populate_record(null::artifacts, %(row)s || jsonb_build_object('agent', %(agent)s))
+
+-- name: import_budgets
+insert into budgets select * from jsonb_populate_record(null::budgets, %(row)s || jsonb_build_object('agent', %(agent)s))
+
+-- name: import_memories
+insert into memories (agent, space, text, tags, metadata, words, step, branch, created_at, hidden)
+select %(agent)s, '', r.text, r.tags, r.metadata, r.words, r.step, r.branch, r.created_at, r.hidden
+from jsonb_populate_record(null::memories, %(row)s) r
+
+-- name: import_messages
+with m as (
+    insert into messages (recipient, sender, sender_name, is_json, body, sent_at, taken_step, taken_branch, taken_at, voided_at)
+    select %(agent)s, r.sender, r.sender_name, r.is_json, r.body, r.sent_at, r.taken_step, r.taken_branch, r.taken_at, r.voided_at
+    from jsonb_populate_record(null::messages, %(row)s) r
+    returning key)
+insert into message_takes (message, step, branch, at)
+select m.key, t.step, t.branch, t.at
+from m, jsonb_to_recordset(%(row)s -> 'takes') as t (step bigint, branch integer, at timestamptz)

@@ -1,0 +1,273 @@
+"""Export and import between two real kernels with databases of their own: all of it arrives, and nothing that was changed does."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.scenes import Scene, console, scene_of_its_own
+from support.target import Target
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.timeout(240)]
+
+CONFIG = """
+apiVersion: ringfence/v1
+kind: Kernel
+spec:
+  resources:
+    bank: {{type: http, base: "{base}"}}
+"""
+
+PROGRAM = """
+import json
+from ringfence import agent
+
+with agent.boot() as rf:
+    rf.fs.write_text("one.txt", "one")
+    rf.fs.write_text("big", "x" * 300_000)
+    rf.fs.delete("old.txt")
+    rf.fs.delete("big")
+    paid = rf.http.post("%(base)s/pay/once", json={"amount": 1}).text
+    rf.memory.append("a thought of its own")
+    rf.artifacts.put("report", b"r" * 20_000)
+    long = rf.http.get("%(base)s/long").text
+    if rf.exec.run(["test", "-e", "go"]).exit_code:
+        raise SystemExit(7)
+    second = rf.http.post("%(base)s/pay/twice", json={"amount": 2}).text
+    found = [m.text for m in rf.memory.search("thought")]
+    print(json.dumps([paid, second, found, len(rf.artifacts.get("report")), rf.messages.receive(1).text]))
+"""
+
+
+@pytest.fixture(scope="module")
+def bank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    target = Target(tmp_path_factory.mktemp("bank") / "sent")
+    yield target
+    target.close()
+
+
+@pytest.fixture(scope="module")
+def kernels(postgres_server: Any, template_database: str, bank: Target) -> Iterator[tuple[Scene, Scene]]:
+    config = CONFIG.format(base=bank.base)
+    with (
+        scene_of_its_own(postgres_server, template_database, config=config) as first,
+        scene_of_its_own(postgres_server, template_database, config=config) as second,
+    ):
+        yield first, second
+
+
+@pytest.fixture(scope="module")
+def parcel(
+    kernels: tuple[Scene, Scene], bank: Target, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    """An agent that stopped half-way, and its export."""
+    scene = kernels[0]
+    allow = [
+        'fs.*: "/workspace/**"',
+        'exec.run: "**"',
+        'memory.*: "**"',
+        'artifacts.*: "**"',
+        'messages.*: "**"',
+    ]
+    agent = scene.submit(
+        PROGRAM % {"base": bank.base},
+        name="mover",
+        allow=[*allow, f'http.*: "{bank.base}/**"', 'state.*: "**"'],
+        files={"old.txt": "old", "run.sh": (0o755, "#!/bin/sh\n")},
+        more="restart: {policy: never}",
+    )
+    scene.await_end(agent, "failed")
+    granted = scene.operator.ask("Grant", agent=agent, rule='fs.read: "/workspace/granted"', uses=3)
+    scene.operator.ask("Revoke", agent=agent, rule_or_grant='state.*: "**"')
+    assert granted["uses_left"] == 3
+    file = tmp_path_factory.mktemp("parcel") / "mover.rfx"
+    done = console("export", agent, "--to", str(file), "--data", str(scene.kernel.data), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"file": str(file), "size_bytes": file.stat().st_size}
+    assert file.stat().st_mode & 0o777 == 0o600
+    return agent, file
+
+
+def imported(scene: Scene, file: Path, *words: str) -> Any:
+    return console("import", str(file), "--data", str(scene.kernel.data), "--json", *words)
+
+
+def picture(root: Path) -> dict[str, Any]:
+    return {
+        str(p.relative_to(root)): (oct(p.stat().st_mode), p.read_bytes() if p.is_file() else None)
+        for p in sorted(root.rglob("*"))
+    }
+
+
+def traces(scene: Scene) -> Any:
+    homes = {
+        kind: sorted(p.name for p in (scene.kernel.data / kind).glob("*"))
+        for kind in ("agents", "points", "origins", "artifacts")
+    }
+    return homes, scene.sql("select count(*) from agents")
+
+
+def test_an_agent_goes_on_elsewhere_and_repeats_no_payment(
+    kernels: tuple[Scene, Scene], parcel: tuple[str, Path], bank: Target
+) -> None:
+    first, second = kernels
+    agent, file = parcel
+    key = first.kernel.data / "anchor" / "key.pub"
+    done = imported(second, file, "--signed-by", str(key))
+    assert done.returncode == 0, done.stderr
+    moved = json.loads(done.stdout)
+    assert (moved["state"], moved["source"]) == ("paused", agent)
+    here = moved["id"]
+    assert picture(second.live(here)) == picture(first.live(agent))
+    there, now = first.show(agent), second.show(here)
+    assert now["thread"] == there["thread"]
+    active = {(g["rule"], g["uses_left"], g["origin"]) for g in there["grants"] if g["revoked_at"] is None}
+    assert {(g["rule"], g["uses_left"], g["origin"]) for g in now["grants"]} == active
+    assert 'state.*: "**"' not in {g["rule"] for g in now["grants"]}
+    left = ("id", "rule")
+    old = [{k: v for k, v in s.items() if k not in left} for s in first.operator.steps(agent)]
+    assert [{k: v for k, v in s.items() if k not in left} for s in second.operator.steps(here)] == old
+    # The old chain stays verifiable here, and the new one is.
+    assert console("audit", "verify", moved["origin"]).returncode == 0
+    exported = [json.loads(line) for line in Path(moved["origin"]).read_text().splitlines()]
+    assert exported == first.operator.stream("Audit", agent=agent)
+    assert second.operator.ask("AuditVerify")["ok"]
+    assert all(p["verified"] for p in second.operator.ask("Points", agent=here, verify=True)["points"])
+    second.operator.ask("Send", agent=here, text="welcome")
+    (second.live(here) / "go").touch()
+    second.operator.ask("Rollback", agent=here, to=str(old[-2]["step"]))  # the test for `go` is asked anew
+    (second.live(here) / "go").touch()
+    second.operator.ask("Start", agent=here)
+    second.await_end(here)
+    assert len(bank.deliveries("/pay/once")) == 1
+    assert len(bank.deliveries("/pay/twice")) == 1
+    (said,) = second.said(here)
+    assert said[2:] == [["a thought of its own"], 20_000, "welcome"]
+    # Its files can still be put back: the content came along.
+    second.operator.ask("Rollback", agent=here, to="3")
+    assert (second.live(here) / "big").stat().st_size == 300_000
+    assert (second.live(here) / "big").stat().st_uid == (second.live(here) / "one.txt").stat().st_uid
+
+
+def test_a_running_agent_is_exported_as_it_stands_at_one_moment(
+    kernels: tuple[Scene, Scene], tmp_path: Path
+) -> None:
+    first, second = kernels
+    held = first.hold(allow=['fs.*: "/workspace/**"'])
+    held.rf.fs.write_text("a", "1")
+    held.rf.checkpoint.save({"at": 1})
+    held.operator.ask("Send", agent=held.id, text="not read yet")
+    file = tmp_path / "running.rfx"
+    done = console("export", held.id, "--to", str(file), "--data", str(first.kernel.data))
+    assert done.returncode == 0, done.stderr
+    held.rf.fs.write_text("a", "2")  # it goes on
+    assert first.show(held.id)["process"] == "live"
+    moved = json.loads(imported(second, file, "--name", "elsewhere").stdout)
+    assert moved["name"] == "elsewhere"
+    assert (second.live(moved["id"]) / "a").read_text() == "1"
+    assert second.show(moved["id"])["checkpoint"]["step"] == 2
+    key = second.key_of(moved["id"])
+    waiting = "select body, sender from messages where recipient = %s and taken_step is null"
+    ((body, sender),) = second.sql(waiting, key)
+    assert body == "not read yet"
+    assert sender.startswith("operator:")
+
+
+def edited(file: Path, target: Path, change: Callable[[str, bytes], bytes | None]) -> Path:
+    """The same archive with some members changed or left out."""
+    with (
+        gzip.open(file) as source,
+        tarfile.open(fileobj=source) as old,
+        gzip.open(target, "wb") as out,
+        tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as new,
+    ):
+        for info in old:
+            stream = old.extractfile(info)
+            assert stream is not None
+            data = change(info.name, stream.read())
+            if data is not None:
+                info.size = len(data)
+                new.addfile(info, io.BytesIO(data))
+    return target
+
+
+def in_journal(edit: Callable[[list[bytes]], list[bytes]]) -> Callable[[str, bytes], bytes]:
+    return lambda name, data: b"".join(edit(data.splitlines(True))) if name == "journal.jsonl" else data
+
+
+CHANGES: dict[str, tuple[Callable[[str, bytes], bytes | None], str]] = {
+    "a body": (
+        in_journal(lambda rows: [*rows[:4], rows[4].replace(b"workspace", b"workspacf"), *rows[5:]]),
+        "record 5 ",
+    ),
+    "a record taken out": (in_journal(lambda rows: rows[:6] + rows[7:]), "record 7 "),
+    "the last record": (in_journal(lambda rows: rows[:-1]), "record "),
+    "two records swapped": (in_journal(lambda rows: [*rows[:2], rows[3], rows[2], *rows[4:]]), "record 3 "),
+    "the workspace": (
+        lambda name, data: data.replace(b"one", b"two") if name == "live.tar" else data,
+        "`live.tar`",
+    ),
+    "a long result": (lambda name, data: data[:-1] + b"!" if name.startswith("blobs/") else data, "`blobs/"),
+    "a point's content": (
+        lambda name, data: data[:-1] + b"!" if name.startswith("points/blobs/") else data,
+        "`points/blobs/",
+    ),
+    "a point left out": (lambda name, data: None if name == "points/p1.json" else data, "`points/p1.json`"),
+    "rights": (
+        lambda name, data: data.replace(b'"allow"', b'"ask"') if name == "agent.json" else data,
+        "`agent.json`",
+    ),
+    "the seal": (
+        lambda name, data: (
+            data.replace(b'"signature":"', b'"signature":"00') if name == "seal.json" else data
+        ),
+        "seal",
+    ),
+    "no seal": (lambda name, data: None if name == "seal.json" else data, "`seal.json` is missing"),
+    "a later version": (
+        lambda name, data: data.replace(b'"version":1', b'"version":2') if name == "format.json" else data,
+        "version 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_changed_file_is_refused_and_leaves_nothing(
+    what: str, kernels: tuple[Scene, Scene], parcel: tuple[str, Path], tmp_path: Path
+) -> None:
+    second = kernels[1]
+    change, named = CHANGES[what]
+    before = traces(second)
+    done = imported(second, edited(parcel[1], tmp_path / "changed.rfx", change))
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    assert named in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert traces(second) == before
+
+
+def test_what_is_no_export_is_refused(
+    kernels: tuple[Scene, Scene], parcel: tuple[str, Path], tmp_path: Path
+) -> None:
+    second = kernels[1]
+    before = traces(second)
+    whole = parcel[1].read_bytes()
+    for name, data in (
+        ("empty", b""),
+        ("text", b"hello"),
+        ("half", whole[: len(whole) // 2]),
+        ("cut", whole[:-20]),
+    ):
+        (tmp_path / name).write_bytes(data)
+        done = imported(second, tmp_path / name)
+        assert done.returncode == 1, (name, done.stderr)
+    other = second.kernel.data / "anchor" / "key.pub"
+    assert imported(second, parcel[1], "--signed-by", str(other)).returncode == 1
+    assert imported(second, tmp_path / "missing").returncode == 2
+    assert imported(second, parcel[1], "--name", "no name").returncode == 2
+    assert traces(second) == before

@@ -135,6 +135,9 @@ def test_what_a_parent_has_to_ask_a_child_has_to_ask(scene: Scene) -> None:
 
     eventually(lambda: len(waiting()) == 1, "the child's call does not wait")
     assert done == []
+    (why,) = child.operator.ask("ApprovalShow", id=waiting()[0]["id"])["why"]
+    assert parent.id in why
+    assert 'fs.write: "/workspace/asked"' in why
     child.operator.ask("Approve", id=waiting()[0]["id"])
     thread.join(30)
     assert len(done) == 1
@@ -269,11 +272,10 @@ def test_a_rollback_lists_the_approvals_that_it_voids(scene: Scene) -> None:
     parent.rf.fs.write_text("free", "1")
     stream = parent.stream()
     stream.post("fs.write", b'{"path":"/workspace/asked"}', step=1)
-    listed = {"agent": parent.id}
     eventually(
-        lambda: parent.operator.ask("Approvals", **listed)["approvals"] != [], "the call does not wait"
+        lambda: parent.operator.ask("Approvals", agent=parent.id)["approvals"] != [], "the call does not wait"
     )
-    (waits,) = parent.operator.ask("Approvals", **listed)["approvals"]
+    (waits,) = parent.operator.ask("Approvals", agent=parent.id)["approvals"]
     preview = parent.operator.ask("Rollback", agent=parent.id, to="0", preview=True)
     done = parent.operator.ask("Rollback", agent=parent.id, to="0")
     stream.close()
@@ -281,7 +283,7 @@ def test_a_rollback_lists_the_approvals_that_it_voids(scene: Scene) -> None:
         assert [(o["kind"], o["id"], o["action"]) for o in document["others"]] == [
             ("approval", waits["id"], "voided")
         ]
-    assert parent.operator.ask("Approvals", **listed)["approvals"] == []
+    assert parent.operator.ask("Approvals", agent=parent.id)["approvals"] == []
 
 
 def test_a_fork_of_a_child_is_bounded_by_the_same_parent(scene: Scene) -> None:

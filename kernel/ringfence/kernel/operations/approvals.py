@@ -10,6 +10,7 @@ from ringfence.kernel.journal.store_approvals import approval_key
 from ringfence.kernel.journal.types import ApprovalRecord
 from ringfence.kernel.operations.kernel import Kernel, rfc3339
 from ringfence.kernel.problems import Problem, bad_usage, conflict
+from ringfence.kernel.rights import Rights
 from ringfence.policy.types import Verdict
 from ringfence.syscalls.codec import decode_arguments
 from ringfence.syscalls.errors import SyscallError
@@ -68,7 +69,12 @@ async def show(kernel: Kernel, approval_id: str) -> dict[str, Any]:
 async def _why(kernel: Kernel, record: ApprovalRecord, agent: str) -> list[str]:
     """The texts of the rules that ask."""
     thread = await kernel.thread(agent)
-    texts = {rule.id: f"{rule.id} '{rule.text}' of the {rule.origin}" for rule in thread.rights.policy.rules}
+    texts: dict[str, str] = {}
+    one: Rights | None = thread.rights
+    while one is not None:
+        head = "" if one is thread.rights else f"{one.agent}/"
+        texts |= {head + r.id: f"{head}{r.id} '{r.text}' of the {r.origin}" for r in one.policy.rules}
+        one = one.parent
     rules = dict.fromkeys(str(ask[0]) for ask in record.asks)
     return [texts.get(rule, "the program itself" if rule == "program" else rule) for rule in rules]
 

@@ -13,6 +13,8 @@ from ringfence.console import (
     commands_approvals,
     commands_audit,
     commands_budget,
+    commands_completion,
+    commands_console,
     commands_doctor,
     commands_family,
     commands_kernel,
@@ -24,7 +26,9 @@ from ringfence.console import (
     commands_schedule,
     commands_secrets,
     commands_submit,
+    commands_top,
     commands_undo,
+    completion,
 )
 from ringfence.console.errors import ReaderGone
 from ringfence.console.guard import Guard
@@ -40,6 +44,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "submit",
         "ps",
         "tree",
+        "top",
         "show",
         "logs",
         "steps",
@@ -57,6 +62,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     "What they may do": ("budget", "grant", "revoke", "approvals", "policy"),
     "Undo and settle": ("points", "rollback", "fork", "diff", "resolve"),
     "Evidence": ("audit", "demo"),
+    "This command line": ("console", "completion"),
 }
 _HELP = """Run agents in sandboxes behind a policy-checked, journaled, reversible syscall layer.
 
@@ -118,6 +124,8 @@ def build() -> Root:
         commands_submit,
         commands_agents,
         commands_family,
+        commands_top,
+        commands_console,
         commands_output,
         commands_messages,
         commands_budget,
@@ -125,6 +133,7 @@ def build() -> Root:
         commands_undo,
         commands_move,
         commands_audit,
+        commands_completion,
     ):
         module.commands.attach(tree)
     policy = Branch("policy", about="Check manifests; ask what a call would get, and why.")
@@ -139,6 +148,7 @@ def build() -> Root:
     schedule = Branch("schedule", about="When agents run by themselves.")
     commands_schedule.commands.attach(schedule)
     tree.add_command(schedule)
+    completion.teach(tree)
     return tree
 
 

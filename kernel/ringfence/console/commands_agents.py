@@ -17,13 +17,13 @@ from ringfence.console.text import safe
 commands = Commands()
 
 _PS = (
-    Column(title="ID"),
-    Column(title="NAME", flex=True),
+    Column(title="ID", flex=True, kept=True),
+    Column(title="NAME", flex=True, spare=True, echo=True),
     Column(title="STATE"),
-    Column(title="PROCESS"),
+    Column(title="PROCESS", spare=True),
     Column(title="STEPS", right=True),
-    Column(title="TOKENS", right=True),
-    Column(title="USD", right=True),
+    Column(title="TOKENS", right=True, spare=True),
+    Column(title="USD", right=True, spare=True),
     Column(title="AGE", right=True),
     Column(title="WAITING FOR", flex=True),
 )

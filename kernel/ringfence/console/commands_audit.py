@@ -13,6 +13,7 @@ from ringfence.console import render
 from ringfence.console.documents import as_record
 from ringfence.console.durations import parse_time, plural
 from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
+from ringfence.console.progress import Progress
 from ringfence.console.render import Column, RunningTable
 from ringfence.console.session import Commands, Session
 from ringfence.console.text import safe, to_json
@@ -80,7 +81,8 @@ def audit(session: Session, words: tuple[str, ...], since: str | None, export: P
 def _verify(session: Session, files: tuple[str, ...]) -> int:
     if len(files) > 1:
         raise ConsoleError("`audit verify` takes one file; see `ringfence audit --help`", ExitCode.USAGE)
-    report = _verify_file(Path(files[0])) if files else session.client().call("AuditVerify")
+    with Progress("verifying", shown=not session.as_json):
+        report = _verify_file(Path(files[0])) if files else session.client().call("AuditVerify")
     if session.as_json:
         render.emit(report)
         return ExitCode.OK if report.get("ok") is True else ExitCode.UNWELL
@@ -119,10 +121,14 @@ def _export(session: Session, documents: Iterable[Mapping[str, Any]], target: Pa
     except OSError as error:
         raise _unwritable(target, error) from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with (
+            Progress("exporting", unit="records", shown=not session.as_json) as progress,
+            os.fdopen(handle, "w", encoding="utf-8") as file,
+        ):
             for document in documents:
                 file.write(to_json(document) + "\n")
                 rows += 1
+                progress.add()
             file.flush()
             os.fsync(file.fileno())
         Path(name).replace(target)

@@ -12,6 +12,7 @@ from ringfence.console import render
 from ringfence.console.documents import record
 from ringfence.console.durations import count, plural, size, span
 from ringfence.console.errors import ExitCode
+from ringfence.console.progress import Progress
 from ringfence.console.render import Column, RunningTable
 from ringfence.console.session import Commands, Session
 from ringfence.console.text import SafeDecoder, safe
@@ -95,7 +96,9 @@ def pull(session: Session, agent: str, path: str, target: Path, force: bool) -> 
 
     Everything arrives or nothing. Links that lead out of DIR are left behind and named.
     """
-    pulled = unpack(session.client().chunks("Pull", agent=agent, path=path), target, force=force)
+    chunks = session.client().chunks("Pull", agent=agent, path=path)
+    with Progress("pulling", shown=not session.as_json) as progress:
+        pulled = unpack(progress.counted(chunks), target, force=force)
     for name, why in pulled.skipped:
         render.note(f"ringfence: left `{name}` behind: {why}")
     if session.as_json:

@@ -11,7 +11,8 @@ from ringfence.console import render
 from ringfence.console.durations import size
 from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
 from ringfence.console.overrides import apply_overrides
-from ringfence.console.pack import pack
+from ringfence.console.pack import pack, packed_bytes
+from ringfence.console.progress import Progress
 from ringfence.console.session import Commands, Session
 from ringfence.policy.manifest import Manifest, parse_manifest
 from ringfence.policy.problems import ManifestError
@@ -74,7 +75,7 @@ def submit(session: Session, manifest: str, **options: Unpack[_Options]) -> int:
         "input": _read_input(options["input_file"]),
     }
     client = session.client()
-    answer = client.submit(header, _parts(workspace))
+    answer = _upload(session, header, workspace)
     if not options["wait"]:
         _print_id(session, answer)
         return ExitCode.OK
@@ -192,11 +193,18 @@ def _workspace(manifest: Manifest, source: str) -> Path | None:
     return path
 
 
-def _parts(workspace: Path | None) -> Iterator[bytes]:
-    if workspace is None:
-        return
-    yield from pack(workspace, left_out=_tell_left_out)
+def _upload(session: Session, header: dict[str, Any], workspace: Path | None) -> dict[str, Any]:
+    with Progress("packing", shown=not session.as_json) as progress:
 
+        def tell_left_out(name: str, kind: str) -> None:
+            with progress.aside():
+                render.note(f"ringfence: left `{name}` out of the workspace: a {kind} can't be part of it")
 
-def _tell_left_out(name: str, kind: str) -> None:
-    render.note(f"ringfence: left `{name}` out of the workspace: a {kind} can't be part of it")
+        def parts() -> Iterator[bytes]:
+            if workspace is not None:
+                if progress.shown:
+                    progress.now("uploading", total=packed_bytes(workspace))
+                yield from progress.counted(pack(workspace, left_out=tell_left_out))
+            progress.now("starting")
+
+        return session.client().submit(header, parts())

@@ -10,6 +10,7 @@ from ringfence.console import render
 from ringfence.console.documents import as_record, items, records
 from ringfence.console.durations import parse_duration_ms, plural, size
 from ringfence.console.errors import ConsoleError, ExitCode
+from ringfence.console.progress import Progress
 from ringfence.console.render import Column
 from ringfence.console.session import Commands, Session
 from ringfence.console.text import safe
@@ -74,7 +75,11 @@ def points(session: Session, words: tuple[str, ...], keep: int | None, older_tha
 
 def _verify(session: Session, names: Sequence[str]) -> int:
     agents = names or [agent["id"] for agent in records(session.client().call("List", all=True), "agents")]
-    found = [{**point, "agent": agent} for agent in agents for point in _points(session, agent, verify=True)]
+    found: list[dict[str, Any]] = []
+    with Progress("verifying", shown=not session.as_json) as progress:
+        for number, agent in enumerate(agents, 1):
+            progress.now(f"verifying points of {agent}, {number} of {plural(len(agents), 'agent')}")
+            found += [{**point, "agent": agent} for point in _points(session, agent, verify=True)]
     _print_points(session, found)
     bad = [f"{point['agent']}/{point['id']}" for point in found if not point.get("verified")]
     if bad:
@@ -94,7 +99,8 @@ def _prune(session: Session, agent: str, keep: int | None, older_than: str | Non
             fields["older_than_ms"] = parse_duration_ms(older_than)
         except ValueError as error:
             raise ConsoleError(str(error), ExitCode.USAGE) from None
-    document = session.client().call("PrunePoints", **fields)
+    with Progress("pruning", shown=not session.as_json):
+        document = session.client().call("PrunePoints", **fields)
     if session.as_json:
         render.emit(document)
         return ExitCode.OK
@@ -130,14 +136,18 @@ def rollback(session: Session, agent: str, **options: Unpack[_RollbackOptions]) 
     client = session.client()
     fields = {"agent": agent, "to": options["to"], "path": options["path"]}
     if options["preview"]:
-        document = client.call("Rollback", preview=True, **fields)
+        with Progress("comparing", shown=not session.as_json):
+            document = client.call("Rollback", preview=True, **fields)
         _print_rollback(session, document)
         return ExitCode.OK
     if session.on_terminal and not options["yes"] and not session.as_json:
-        _print_rollback(session, client.call("Rollback", preview=True, **fields))
+        with Progress("comparing"):
+            preview = client.call("Rollback", preview=True, **fields)
+        _print_rollback(session, preview)
         if not click.confirm("Roll back?", default=False):
             raise ConsoleError("nothing was rolled back; give `--yes` to roll back without a question")
-    document = client.call("Rollback", preview=False, start=options["start"], **fields)
+    with Progress("rolling back", shown=not session.as_json):
+        document = client.call("Rollback", preview=False, start=options["start"], **fields)
     _print_rollback(session, document)
     conflicts = items(document, "conflicts")
     if conflicts:
@@ -155,7 +165,8 @@ def rollback(session: Session, agent: str, **options: Unpack[_RollbackOptions]) 
 @click.option("--to", "end", default="", metavar="POINT", help="Default: now.")
 def diff(session: Session, agent: str, start: str, end: str) -> int:
     """Show what changed in the workspace between two points."""
-    document = session.client().call("Diff", **{"agent": agent, "from": start, "to": end})
+    with Progress("comparing", shown=not session.as_json):
+        document = session.client().call("Diff", **{"agent": agent, "from": start, "to": end})
     if session.as_json:
         render.emit(document)
         return ExitCode.OK

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _GAP = "  "
 _FLEX_COLUMNS_MIN = 8
+_SAYS_NOTHING = frozenset({"", "-", "0", "0.0", "0.00"})
 _COLOURS = {
     "running": "green",
     "done": "green",
@@ -56,12 +57,18 @@ class Column:
         right: numbers, aligned to the right.
         flex: may be cut to fit a terminal.
         minimum: least width, for tables that are printed a row at a time.
+        kept: cut only when no other column can give more.
+        spare: may be left out on a terminal that is too narrow; first where it says nothing in any row.
+        echo: says nothing where the row's first cell begins with it, as an agent's id does with its name.
     """
 
     title: str
     right: bool = False
     flex: bool = False
     minimum: int = 0
+    kept: bool = False
+    spare: bool = False
+    echo: bool = False
 
 
 def to_terminal() -> bool:
@@ -113,15 +120,30 @@ def emit_lines(documents: Iterable[Mapping[str, Any]]) -> None:
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Print a table. On a terminal flexible columns are cut to fit; in a pipe nothing is."""
+    for line in table_lines(columns, rows, columns_available() if to_terminal() else None):
+        say(line)
+
+
+def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], available: int | None) -> list[str]:
+    """The lines of a table, its headings first.
+
+    Args:
+        columns: from left to right.
+        rows: cells that are already safe.
+        available: columns of the terminal that it has to fit into; None: nothing is cut.
+    """
     widths = [
         max([column.minimum, len(column.title), *(width(row[index]) for row in rows)])
         for index, column in enumerate(columns)
     ]
-    if to_terminal():
-        _fit(columns, widths, columns_available())
-    say(_line(columns, widths, [column.title for column in columns], heading=True))
-    for row in rows:
-        say(_line(columns, widths, row))
+    shown = list(range(len(columns)))
+    fitted = available is not None
+    if available is not None:
+        shown = _shown(columns, widths, rows, available)
+        columns, widths = [columns[i] for i in shown], [widths[i] for i in shown]
+        _fit(columns, widths, available)
+    lines = [_line(columns, widths, [column.title for column in columns], fitted=fitted, heading=True)]
+    return lines + [_line(columns, widths, [row[i] for i in shown], fitted=fitted) for row in rows]
 
 
 class RunningTable:
@@ -135,7 +157,7 @@ class RunningTable:
     def add(self, row: Sequence[str]) -> None:
         """Print a row, before the first one the headings."""
         self.start()
-        say(_line(self._columns, self._widths, row))
+        say(_line(self._columns, self._widths, row, fitted=to_terminal()))
 
     def start(self) -> None:
         """Print the headings unless they are there."""
@@ -145,7 +167,8 @@ class RunningTable:
         if to_terminal():
             used = sum(self._widths[:-1]) + len(_GAP) * (len(self._widths) - 1)
             self._widths[-1] = max(_FLEX_COLUMNS_MIN, columns_available() - used)
-        say(_line(self._columns, self._widths, [column.title for column in self._columns], heading=True))
+        titles = [column.title for column in self._columns]
+        say(_line(self._columns, self._widths, titles, fitted=to_terminal(), heading=True))
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> None:
@@ -158,22 +181,54 @@ def facts(pairs: Iterable[tuple[str, object]]) -> None:
         say(f"{pad(name, column)}{_GAP}{coloured(value)}")
 
 
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _shown(
+    columns: Sequence[Column], widths: Sequence[int], rows: Sequence[Sequence[str]], available: int
+) -> list[int]:
+    """Say which columns are shown: spare ones go as long as it is too much, those that say nothing first."""
+    shown = list(range(len(columns)))
+    if _total(widths) <= available:
+        return shown
+
+    def says_nothing(index: int) -> bool:
+        echo = columns[index].echo
+        return all(row[index] in _SAYS_NOTHING or (echo and row[0].startswith(row[index])) for row in rows)
+
+    shown = [i for i in shown if not (columns[i].spare and says_nothing(i))]
+    least = [
+        min(wide, _FLEX_COLUMNS_MIN) if column.flex else wide
+        for column, wide in zip(columns, widths, strict=True)
+    ]
+    for index in reversed([i for i in shown if columns[i].spare]):
+        if _total([least[i] for i in shown]) <= available:
+            break
+        shown.remove(index)
+    return shown
+
+
 def _fit(columns: Sequence[Column], widths: list[int], available: int) -> None:
-    over = sum(widths) + len(_GAP) * (len(widths) - 1) - available
+    over = _total(widths) - available
     while over > 0:
         flexible = [i for i, column in enumerate(columns) if column.flex and widths[i] > _FLEX_COLUMNS_MIN]
         if not flexible:
             return
-        widest = max(flexible, key=lambda i: widths[i])
+        widest = max(flexible, key=lambda i: (not columns[i].kept, widths[i]))
         widths[widest] -= 1
         over -= 1
 
 
 def _line(
-    columns: Sequence[Column], widths: Sequence[int], row: Sequence[str], *, heading: bool = False
+    columns: Sequence[Column],
+    widths: Sequence[int],
+    row: Sequence[str],
+    *,
+    fitted: bool,
+    heading: bool = False,
 ) -> str:
     cells: list[str] = []
-    fitted = to_terminal()
     for index, (column, columns_wide, cell) in enumerate(zip(columns, widths, row, strict=True)):
         text = shorten(cell, columns_wide) if fitted and column.flex else cell
         last = index == len(columns) - 1

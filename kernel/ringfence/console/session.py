@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from ringfence.console import locate
+from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.kernel.config import default_data_dir
 
 if TYPE_CHECKING:
@@ -93,6 +94,35 @@ class Session:
         return sys.stdin.isatty() and sys.stdout.isatty()
 
 
+class Redial:
+    """A connection for commands that outlive a kernel: after a loss the next call dials anew."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._client: Client | None = None
+
+    def call(self, method: str, timeout_s: float | None = None, /, **fields: Any) -> dict[str, Any]:
+        """Call a method that answers once, as `Client.call`.
+
+        Raises:
+            ConsoleError: no kernel is reachable, or it refused.
+        """
+        if self._client is None:
+            self._client = self._session.dial()
+        try:
+            return self._client.call(method, timeout_s, **fields)
+        except ConsoleError as error:
+            if error.code == ExitCode.UNREACHABLE:
+                self.close()
+            raise
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
 class Leaf(click.Command):
     """A command. Its help ends with examples."""
 
@@ -164,6 +194,11 @@ class Commands:
         """Add the commands to a group."""
         for made in self._made:
             group.add_command(made)
+
+
+def session_of(context: click.Context) -> Session:
+    """The session of a command line that is still being typed."""
+    return _session(context, context.params)
 
 
 def _session(context: click.Context, given: dict[str, Any]) -> Session:

@@ -85,6 +85,15 @@ def shorten(text: str, columns: int) -> str:
     return head + _ELLIPSIS + tail
 
 
+def cut(text: str, columns: int) -> str:
+    """Cut the end off a text that is too wide: of a sentence, its beginning says most."""
+    if width(text) <= columns:
+        return text
+    while text and width(text) > columns - 1:
+        text = text[:-1]
+    return text + _ELLIPSIS
+
+
 def pad(text: str, columns: int, *, right: bool = False) -> str:
     """Fill a text with spaces up to a width."""
     fill = " " * max(0, columns - width(text))

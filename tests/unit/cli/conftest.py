@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import select
 import shutil
+import struct
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import termios
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +27,7 @@ from google.protobuf.message_factory import GetMessageClass
 from ringfence.console.cli import root
 from ringfence.v1 import operator_pb2
 
+CONVERSATION_S = 60.0
 SERVICE = operator_pb2.DESCRIPTOR.services_by_name["OperatorService"]
 
 
@@ -121,3 +131,84 @@ def run(door: Door, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable
 @pytest.fixture
 def refusal() -> type[Refusal]:
     return Refusal
+
+
+def resize(terminal: int, columns: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+
+class Terminal:
+    """Runs commands with a terminal at all three ends."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+
+    def __call__(
+        self,
+        *words: str,
+        prompt: bytes = b"",
+        typed: bytes = b"",
+        script: Sequence[tuple[bytes, bytes | int | Callable[[], None]]] = (),
+        columns: int = 80,
+        **environment: str,
+    ) -> tuple[int, str]:
+        """Run one; returns its exit code and what it showed.
+
+        Each entry of `script` waits for a text in what was shown since the one before, then types bytes, makes the
+        window so many columns wide, or does something. Typed earlier, a key could be lost while a mode changes.
+        """
+        leader, follower = pty.openpty()
+        resize(leader, columns)
+        base = {
+            key: value
+            for key, value in os.environ.items()
+            if key not in ("NO_COLOR", "COLUMNS", "LINES", "TERM")
+        }
+        child = subprocess.Popen(
+            # With a session and a terminal of its own: Ctrl-C and changes of size reach it as signals.
+            ["setsid", "--ctty", sys.executable, "-m", "ringfence.console", *words, "--data", str(self.data)],
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+            env={**base, "TERM": "xterm", **environment},
+        )
+        os.close(follower)
+        steps = [*([(prompt, typed)] if typed else []), *script]
+        try:
+            shown = self._converse(leader, steps)
+        except BaseException:
+            child.kill()
+            child.wait()
+            raise
+        finally:
+            os.close(leader)
+        return child.wait(), shown.decode().replace("\r\n", "\n")
+
+    def _converse(self, leader: int, steps: list[Any]) -> bytes:
+        shown, seen = b"", 0
+        until = time.monotonic() + CONVERSATION_S
+        while True:
+            ready, _, _ = select.select([leader], [], [], max(0.0, until - time.monotonic()))
+            if not ready or time.monotonic() > until:
+                raise AssertionError(f"still waiting for {steps[:1]}, or for its end: {shown[-4000:]!r}")
+            try:
+                part = os.read(leader, 65536)
+            except OSError:
+                return shown
+            if not part:
+                return shown
+            shown += part
+            while steps and steps[0][0] in shown[seen:]:
+                wanted, act = steps.pop(0)
+                seen += shown[seen:].index(wanted) + len(wanted)
+                if isinstance(act, bytes):
+                    os.write(leader, act)
+                elif isinstance(act, int):
+                    resize(leader, act)
+                else:
+                    act()
+
+
+@pytest.fixture
+def terminal(door: Door) -> Terminal:
+    return Terminal(door.data)

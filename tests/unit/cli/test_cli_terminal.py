@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
-import struct
-import subprocess
-import sys
-import termios
-
 import pytest
 
 AGENT = {
@@ -23,46 +15,6 @@ AGENT = {
     "age_ms": 1,
     "waiting_for": "w" * 60,
 }
-
-
-@pytest.fixture
-def terminal(door):
-    """Run a command with a terminal of 80 columns at both ends; returns exit code and what it showed."""
-
-    def show(*words: str, prompt: bytes = b"", typed: bytes = b"", **environment: str) -> tuple[int, str]:
-        leader, follower = pty.openpty()
-        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        base = {
-            key: value
-            for key, value in os.environ.items()
-            if key not in ("NO_COLOR", "COLUMNS", "LINES", "TERM")
-        }
-        child = subprocess.Popen(
-            [sys.executable, "-m", "ringfence.console", *words, "--data", str(door.data)],
-            stdin=follower,
-            stdout=follower,
-            stderr=follower,
-            env={**base, "TERM": "xterm", **environment},
-            start_new_session=True,
-        )
-        os.close(follower)
-        shown = b""
-        while True:
-            try:
-                part = os.read(leader, 65536)
-            except OSError:
-                break
-            if not part:
-                break
-            shown += part
-            if typed and prompt in shown:
-                # Typed earlier, it could be discarded when the terminal's echo is switched off.
-                os.write(leader, typed)
-                typed = b""
-        os.close(leader)
-        return child.wait(), shown.decode().replace("\r\n", "\n")
-
-    return show
 
 
 def test_logs_are_shown_and_not_obeyed(door, terminal) -> None:

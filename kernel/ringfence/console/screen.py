@@ -79,7 +79,7 @@ class Screen:
     def draw(self, lines: Sequence[str]) -> None:
         """Show a frame. Lines must fit; those below the last one of the screen are left out."""
         _, height = self.size
-        body = "\r\n".join(line + _END_LINE for line in lines[:height])
+        body = "\n".join(line + _END_LINE for line in lines[:height])
         self._write(_HOME + body + _END_SCREEN)
 
     def wait(self, seconds: float) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 from ringfence.agent import Denied
 from support.kernels import Refused, eventually
-from support.scenes import Held, Scene, scene_of_its_own
+from support.scenes import Held, Scene, console, scene_of_its_own
 from support.target import Target
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.timeout(180)]
@@ -167,3 +169,75 @@ def test_what_cannot_be_forked_is_refused_and_leaves_nothing(scene: Scene, bank:
         assert caught.value.exit_code == code
     assert {p.name for p in (scene.kernel.data / "agents").iterdir()} == homes
     assert held.rf.fs.read_text("a") == "1"
+
+
+def test_a_fork_that_a_crash_cut_short_never_runs_and_can_be_removed(scene: Scene, bank: Target) -> None:
+    held = scene.hold(allow=allow(bank))
+    held.rf.fs.write_text("a", "1")
+    held.disconnect()
+    scene.kernel.arm("fork:before_files")
+
+    def fork() -> None:
+        with pytest.raises(Refused):
+            scene.operator.ask("Fork", agent=held.id, at="1", name="half")
+
+    lost = threading.Thread(target=fork)
+    lost.start()
+    scene.kernel.await_hit("fork:before_files")
+    scene.kernel.kill()
+    lost.join()
+    scene.kernel.disarm("fork:before_files")
+    scene.kernel.start()
+    (half,) = [a for a in scene.operator.ask("List", all=True)["agents"] if a["name"] == "half"]
+    assert (half["state"], half["process"]) == ("failed", "none")
+    with pytest.raises(Refused):
+        scene.operator.ask("Start", agent=half["id"])
+    scene.operator.ask("Remove", agent=half["id"])
+    assert "half" not in {a["name"] for a in scene.operator.ask("List", all=True)["agents"]}
+    assert not list((scene.kernel.data / "agents").glob(".incoming-*"))
+    assert scene.operator.ask("AuditVerify")["ok"]
+    # The original noticed nothing: it goes on where it was.
+    eventually(lambda: scene.show(held.id)["process"] == "live", "the original was not started again")
+    whole = scene.operator.ask("Fork", agent=held.id, at="1", name="whole")["id"]
+    assert (scene.live(whole) / "a").read_text() == "1"
+
+
+def test_a_run_of_a_schedule_is_forked_without_it(scene: Scene, bank: Target) -> None:
+    program = """
+from ringfence import agent
+with agent.boot() as rf:
+    rf.fs.write_text("a", str(rf.random()))
+    rf.fs.write_text("b", "x")
+"""
+    agent = scene.submit(program, allow=allow(bank), more="schedule: {every: 1h}")
+    scene.operator.ask("ScheduleRun", agent=agent)
+    eventually(lambda: len(scene.operator.steps(agent)) == 3, "the run made no steps")
+    eventually(lambda: scene.show(agent)["state"] == "sleeping", "the run did not end")
+    drawn = (scene.live(agent) / "a").read_text()
+    fork = scene.operator.ask("Fork", agent=agent, at="2", start=True)["id"]
+    scene.await_end(fork)
+    assert scene.show(fork)["schedule"] is None
+    assert (scene.live(fork) / "a").read_text() == drawn
+    assert scene.show(agent)["state"] == "sleeping"
+
+
+def test_the_commands_say_what_was_done(scene: Scene, bank: Target) -> None:
+    held = scene.hold(allow=allow(bank))
+    held.rf.fs.write_text("a", "1")
+    held.rf.state.put("fork/said", 1)
+    data = ("--data", str(scene.kernel.data))
+    done = console("fork", held.id, "--at", "1", "--name", "said", *data)
+    assert done.returncode == 0, done.stderr
+    assert f"{held.id} at step 1" in done.stdout
+    assert "still so:\n  step 2  state.put  fork/said  WRITE\n" in done.stdout
+    done = console("fork", held.id, "--at", "p2", "--name", "twice", "--json", *data)
+    assert json.loads(done.stdout)["at_step"] == 1
+    assert console("fork", held.id, "--at", "9", *data).returncode == 4
+    learned = console("policy", "learn", held.id, *data)
+    assert learned.stdout.startswith("permissions:\n  allow:\n")
+    refused = console("rm", "twice", *data)
+    assert (refused.returncode, "ringfence kill" in refused.stderr) == (5, True)
+    scene.operator.ask("Kill", agent="twice")
+    assert console("rm", "twice", *data).stdout.startswith("removed twice-")
+    held.end()
+    assert json.loads(console("rm", held.id, "--json", *data).stdout)["id"] == held.id

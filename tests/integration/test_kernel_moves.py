@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import tarfile
@@ -11,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from ringfence.kernel.parcel import canonical
 from support.scenes import Scene, console, scene_of_its_own
 from support.target import Target
 
@@ -197,6 +201,24 @@ def edited(file: Path, target: Path, change: Callable[[str, bytes], bytes | None
     return target
 
 
+def resealed(file: Path, target: Path, edit: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    """An export with another `agent.json`, sealed again by somebody who has a key of his own."""
+    members: dict[str, str] = {}
+
+    def change(name: str, data: bytes) -> bytes:
+        if name == "agent.json":
+            data = canonical(edit(json.loads(data)))
+        if name == "seal.json":
+            key = Ed25519PrivateKey.generate()
+            public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+            signature = key.sign(canonical(members)).hex()
+            return canonical({"members": members, "public_key": public, "signature": signature})
+        members[name] = hashlib.sha256(data).hexdigest()
+        return data
+
+    return edited(file, target, change)
+
+
 def in_journal(edit: Callable[[list[bytes]], list[bytes]]) -> Callable[[str, bytes], bytes]:
     return lambda name, data: b"".join(edit(data.splitlines(True))) if name == "journal.jsonl" else data
 
@@ -255,7 +277,7 @@ def test_what_is_no_export_is_refused(
     kernels: tuple[Scene, Scene], parcel: tuple[str, Path], tmp_path: Path
 ) -> None:
     second = kernels[1]
-    before = traces(second)
+    before, listed = traces(second), second.sql("select count(*) from agents where state <> 'failed'")
     whole = parcel[1].read_bytes()
     for name, data in (
         ("empty", b""),
@@ -266,8 +288,17 @@ def test_what_is_no_export_is_refused(
         (tmp_path / name).write_bytes(data)
         done = imported(second, tmp_path / name)
         assert done.returncode == 1, (name, done.stderr)
+    # Sealed by somebody, and yet no agent: refused, and nothing of it is to be seen.
+    forged = resealed(
+        parcel[1], tmp_path / "forged", lambda facts: {**facts, "branches": [{"branch": "one"}]}
+    )
+    done = imported(second, forged)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert "bug" not in done.stderr
     other = second.kernel.data / "anchor" / "key.pub"
     assert imported(second, parcel[1], "--signed-by", str(other)).returncode == 1
     assert imported(second, tmp_path / "missing").returncode == 2
     assert imported(second, parcel[1], "--name", "no name").returncode == 2
-    assert traces(second) == before
+    homes, _ = traces(second)
+    assert homes == before[0]
+    assert second.sql("select count(*) from agents where state <> 'failed'") == listed

@@ -124,6 +124,38 @@ def test_a_removal_that_a_crash_cut_short_is_finished_by_the_next(scene: Scene) 
     eventually(lambda: scene.operator.ask("AuditVerify")["ok"], "the chains are whole")
 
 
+def test_a_call_that_waits_for_a_person_ends_with_its_agent(scene: Scene) -> None:
+    program = """
+import os
+from ringfence import agent
+with agent.boot() as rf:
+    rf.thread(lambda: rf.fs.delete("asked"))
+    while rf.fs.stat("asked").size_bytes != 2:
+        pass
+    os._exit(3)
+"""
+    ask = ['fs.delete: "/workspace/asked"']
+    more = "restart: {policy: never}"
+    agent = scene.submit(program, allow=ALL, ask=ask, files={"asked": "x"}, more=more)
+
+    def waiting() -> list[dict[str, Any]]:
+        return [a for a in scene.operator.ask("Approvals")["approvals"] if a["agent"] == agent]
+
+    eventually(lambda: bool(waiting()), "no approval came")
+    (scene.live(agent) / "asked").write_text("xx")
+    eventually(lambda: scene.show(agent)["state"] == "failed", "the agent did not fail")
+    (approval,) = waiting()
+    scene.operator.ask("Remove", agent=agent)
+    assert waiting() == []
+    state = scene.sql("select state from approvals where key = %s", int(approval["id"][1:]))
+    assert state == [("voided",)]
+    with pytest.raises(Refused) as caught:
+        scene.operator.ask("Approve", id=approval["id"])
+    assert caught.value.exit_code in (4, 5)
+    assert places(scene, agent) == []
+    assert scene.operator.ask("AuditVerify")["ok"]
+
+
 def test_nothing_is_removed_that_is_not_there(scene: Scene) -> None:
     with pytest.raises(Refused) as caught:
         scene.operator.ask("Remove", agent="nobody")

@@ -17,6 +17,7 @@ from ringfence.kernel.journal.blobs import BlobError, Blobs
 from ringfence.kernel.journal.store_move import TABLES, branch_document, grant_document
 from ringfence.kernel.journal.types import StoredRow
 from ringfence.kernel.operations.kernel import Kernel
+from ringfence.kernel.operations.submit import STAGING
 from ringfence.kernel.parcel import Packer, canonical
 from ringfence.kernel.problems import conflict
 from ringfence.kernel.stillness import held_still
@@ -38,7 +39,7 @@ async def export(kernel: Kernel, name: str, operator: str) -> AsyncIterator[byte
     await refuse_children(kernel, thread, "exported")
     await kernel.rollback.finish_interrupted(thread)
     home = kernel.layout.data / "agents"
-    staging = Path(tempfile.mkdtemp(prefix=".incoming-", dir=home))
+    staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=home))
     try:
         async with held_still(thread):
             try:

@@ -22,6 +22,8 @@ from ringfence.kernel.journal.store_move import branch_document, grant_document
 from ringfence.kernel.journal.types import AgentRecord, BranchRecord, StoredRow
 from ringfence.kernel.operations.exports import refuse_children
 from ringfence.kernel.operations.kernel import Kernel
+from ringfence.kernel.operations.removal import discard
+from ringfence.kernel.operations.submit import STAGING
 from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.replay import HAPPENED, Lineage
 from ringfence.kernel.rollback_plan import Cut, counts, point_of, pruned_before, refuse_pruned
@@ -80,7 +82,7 @@ async def fork(
         try:
             conflicts = await _fill(kernel, source, cut, record, operator)
         except BaseException as error:
-            await _give_up(kernel, record)
+            await discard(kernel, record, str(error))
             if isinstance(error, SnapshotError | WorkspaceError):
                 raise conflict(f"the fork can't be made: {error}; nothing is left of it") from error
             raise
@@ -148,11 +150,6 @@ async def start_copy(kernel: Kernel, thread: Thread) -> None:
             raise Problem(text, exit_code=1, reason="SandboxError") from error
 
 
-async def _give_up(kernel: Kernel, record: AgentRecord) -> None:
-    for path in (kernel.layout.agent(record.id), kernel.layout.points(record.id)):
-        await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
-
-
 async def _fill(
     kernel: Kernel, source: Thread, cut: Cut, record: AgentRecord, operator: str
 ) -> dict[str, Any]:
@@ -177,6 +174,7 @@ async def _fill(
     past = Past(source=source.id, chain=record.key, kept=lineage, up_to=up_to, pruned=pruned)
     await append_all(core, past.rows(core, source.key))
     await core.store.fork_kept(record.key, source.key, lineage.parts)
+    await core.failpoints.reach("fork:before_files", record.id)
     restored = await asyncio.to_thread(_lay_out, kernel, plan, list(dict.fromkeys(past.points)))
     return {
         "conflicts": [
@@ -213,7 +211,7 @@ def _lay_out(kernel: Kernel, plan: _Plan, points: Sequence[str]) -> RestorePlan:
     home = kernel.layout.agent(plan.record.id)
     old = kernel.layout.agent(plan.source.id)
     uid = plan.record.uid if os.geteuid() == 0 else None
-    staging = Path(tempfile.mkdtemp(prefix=".incoming-", dir=home.parent))
+    staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=home.parent))
     try:
         for part in ("live", "image"):
             copy_tree(old / part, staging / part, uid=uid)

@@ -17,10 +17,11 @@ import msgspec
 from ringfence.kernel.config import AGENT_UID_BASE
 from ringfence.kernel.inherit import append_all, row_in
 from ringfence.kernel.journal.store_move import TABLES
-from ringfence.kernel.journal.types import AgentRecord, Row
+from ringfence.kernel.journal.types import AgentRecord, BadRow, Row
 from ringfence.kernel.operations.forks import settle_copy, start_unfinished
 from ringfence.kernel.operations.kernel import Kernel
-from ringfence.kernel.operations.submit import check_manifest
+from ringfence.kernel.operations.removal import discard
+from ringfence.kernel.operations.submit import STAGING, check_manifest
 from ringfence.kernel.parcel import Parcel, ParcelError, unpack
 from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.policy.problems import ManifestError
@@ -34,6 +35,7 @@ from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.v1 import operator_pb2 as pb
 
 FILE_BYTES_MAX = 64 << 30
+_MALFORMED = (KeyError, TypeError, ValueError, BadRow, ParcelError)
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -51,7 +53,7 @@ async def take_in(kernel: Kernel, frames: AsyncIterator[pb.ImportRequest], opera
         raise bad_usage(f"`{name}` is no name for an agent; use up to 63 letters, digits, `.`, `-` and `_`")
     agents = kernel.layout.data / "agents"
     agents.mkdir(mode=0o700, parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=".incoming-", dir=agents))
+    staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=agents))
     try:
         await _receive(frames, staging / "parcel")
         parcel = await _verified(kernel, staging, key)
@@ -161,15 +163,17 @@ async def _store(kernel: Kernel, parcel: Parcel, name: str, operator: str) -> di
     await start_unfinished(kernel, record)
     try:
         await _fill(kernel, parcel, record, operator)
+        await core.failpoints.reach("import:filled", record.id)
     except BaseException as error:
-        for path in (
-            kernel.layout.agent(record.id),
-            kernel.layout.points(record.id),
-            kernel.layout.origin(record.id),
-        ):
-            await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+        await discard(kernel, record, str(error))
         if isinstance(error, SnapshotError | WorkspaceError | OSError):
             raise conflict(f"the agent can't be stored: {error}; nothing of it is kept") from error
+        if isinstance(error, _MALFORMED):
+            # Sealed, and yet not what an export is: somebody made it by hand.
+            text = (
+                f"the file can't be imported: its parts are none of an agent ({error}); nothing of it is kept"
+            )
+            raise Problem(" ".join(text.split()), exit_code=1, reason="BadExport") from error
         raise
     thread = await settle_copy(kernel, record, "an operator, after an import")
     await core.operator_event("operator.import", record.id, operator=operator, source=facts["id"])
@@ -238,7 +242,7 @@ def _lay_out(kernel: Kernel, parcel: Parcel, record: AgentRecord) -> None:
     uid = record.uid if os.geteuid() == 0 else None
     for name in parcel.names("blobs/"):
         kernel.core.blobs.put_file(parcel.root / "blobs" / name)
-    staging = Path(tempfile.mkdtemp(prefix=".incoming-", dir=home.parent))
+    staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=home.parent))
     try:
         for part in ("live", "image"):
             (staging / part).mkdir(mode=0o755)

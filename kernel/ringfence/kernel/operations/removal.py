@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import shutil
 import time
@@ -10,12 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from ringfence.kernel.descent import state_of
-from ringfence.kernel.journal.types import AgentKey, AgentRecord, Entry, Phase, Row
+from ringfence.kernel.journal.types import AgentKey, AgentRecord, Entry, JournalError, Phase, Row
 from ringfence.kernel.operations.kernel import Kernel
-from ringfence.kernel.problems import conflict, not_here
-from ringfence.kernel.thread import FINAL_STATES
+from ringfence.kernel.problems import Problem, conflict, not_here
+from ringfence.kernel.revocation import cancel
+from ringfence.kernel.thread import FINAL_STATES, Thread
 from ringfence.syscalls.base import Work
 from ringfence.syscalls.codec import canonical_json
+from ringfence.syscalls.errors import Killed, SyscallError
+
+log = logging.getLogger(__name__)
 
 
 async def remove(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
@@ -35,9 +41,8 @@ async def remove(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
 async def _forget(kernel: Kernel, record: AgentRecord, operator: str) -> dict[str, int]:
     core = kernel.core
     home = kernel.layout.agent(record.id)
-    whole = home.is_dir()
-    if whole:
-        thread = await kernel.thread(record.id)
+    thread = await kernel.thread(record.id) if home.is_dir() else None
+    if thread is not None:
         state, key, operation = thread.state, thread.key, thread.operation
     else:
         # A copy that was cut short has no files yet; anybody may end it that no living kernel owns.
@@ -46,8 +51,8 @@ async def _forget(kernel: Kernel, record: AgentRecord, operator: str) -> dict[st
             raise not_here(record.id)
         await core.journal.adopt(record.key)
     async with operation:
-        if whole:
-            state = core.threads[key].state
+        if thread is not None:
+            state = thread.state
         if state not in FINAL_STATES:
             raise conflict(
                 f"`{record.id}` is {state}; only what has ended can be removed: ringfence kill {record.id}"
@@ -59,6 +64,8 @@ async def _forget(kernel: Kernel, record: AgentRecord, operator: str) -> dict[st
                 f"{len(lives)} agents that `{record.id}` spawned have not ended, and their rights are bounded by its: "
                 f"ringfence kill {record.id}"
             )
+        if thread is not None:
+            await _end_calls(thread)
         done = await core.append(_entry(key, record.id, operator))
         # INVARIANT: from here on nobody finds it: what is left of the removal can be done again by its id.
         core.threads.pop(key, None)
@@ -71,6 +78,27 @@ async def _forget(kernel: Kernel, record: AgentRecord, operator: str) -> dict[st
 async def _lives(kernel: Kernel, key: AgentKey) -> bool:
     record = await kernel.core.store.agent_by_key(key)
     return record is not None and state_of(kernel.core, record) not in FINAL_STATES
+
+
+async def _end_calls(thread: Thread) -> None:
+    """End the calls that outlived their program, above all those that wait for a person."""
+    reason = Killed("the operator removed the agent")
+    await asyncio.gather(*(cancel(flight, reason) for flight in list(thread.flights.values())))
+    for step, flight in sorted(thread.flights.items()):
+        raise conflict(
+            f"step {step} of `{thread.id}`, {flight.row.action}, is still under way; nothing was removed: try again when it is over"
+        )
+
+
+async def discard(kernel: Kernel, record: AgentRecord, why: str) -> None:
+    """Leave nothing to see of a copy that failed: its records stay, for the journal is append-only."""
+    core = kernel.core
+    with contextlib.suppress(JournalError, SyscallError, Problem):
+        await core.append(_entry(record.key, record.id, "the kernel"))
+        core.journal.forget(record.key)
+    await asyncio.to_thread(_remove_files, kernel, record.key, record.id)
+    await asyncio.to_thread(shutil.rmtree, kernel.layout.origin(record.id), ignore_errors=True)
+    log.info("%s was not finished: %s", record.id, why)
 
 
 def _entry(key: AgentKey, agent: str, operator: str) -> Entry:

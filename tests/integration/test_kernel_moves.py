@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import tarfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,11 @@ def test_a_running_agent_is_exported_as_it_stands_at_one_moment(
     ((body, sender),) = second.sql(waiting, key)
     assert body == "not read yet"
     assert sender.startswith("operator:")
+    # Also beside the original, as a second agent.
+    beside = json.loads(imported(first, file, "--name", "beside").stdout)["id"]
+    assert (first.live(beside) / "a").read_text() == "1"
+    assert first.show(beside)["thread"] == first.show(held.id)["thread"]
+    assert first.operator.ask("AuditVerify")["ok"]
 
 
 def edited(file: Path, target: Path, change: Callable[[str, bytes], bytes | None]) -> Path:
@@ -271,6 +277,26 @@ def test_a_changed_file_is_refused_and_leaves_nothing(
     assert named in done.stderr
     assert done.stderr.count("\n") == 1
     assert traces(second) == before
+
+
+def test_an_import_that_a_crash_cut_short_never_runs(
+    kernels: tuple[Scene, Scene], parcel: tuple[str, Path]
+) -> None:
+    second = kernels[1]
+    second.kernel.arm("import:filled")
+    lost = threading.Thread(target=imported, args=(second, parcel[1], "--name", "half"))
+    lost.start()
+    second.kernel.await_hit("import:filled")
+    second.kernel.kill()
+    lost.join()
+    second.kernel.disarm("import:filled")
+    second.kernel.start()
+    (half,) = [a for a in second.operator.ask("List", all=True)["agents"] if a["name"] == "half"]
+    assert (half["state"], half["process"]) == ("failed", "none")
+    second.operator.ask("Remove", agent="half")
+    assert not list((second.kernel.data / "agents").glob(".incoming-*"))
+    assert second.operator.ask("AuditVerify")["ok"]
+    assert imported(second, parcel[1], "--name", "half").returncode == 0
 
 
 def test_what_is_no_export_is_refused(

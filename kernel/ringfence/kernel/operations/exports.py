@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -99,7 +100,8 @@ async def _gather(kernel: Kernel, thread: Thread, staging: Path) -> None:
         "manifest": record.manifest,
         "source": record.source,
         "input": base64.b64encode(record.input).decode(),
-        "uid": record.uid,
+        # A kernel that is not root is itself the owner of all files.
+        "uid": record.uid if os.geteuid() == 0 else os.geteuid(),
         "branches": [branch_document(b) for b in await store.branches(thread.key)],
         "grants": [grant_document(g) for g in await store.grants(thread.key)],
         "head": {"chain": thread.key, "pos": pos, "hash": head.hex()},

@@ -31,6 +31,10 @@ class Failpoints:
         """Whether any failpoint may stop this process."""
         return self._directory is not None
 
+    def armed(self, action: str) -> bool:
+        """Whether a call of this action may be stopped now."""
+        return self._directory is not None and any(self._directory.glob(f"{action}:*"))
+
     async def reach(self, name: str, who: str = "") -> None:
         """Stop here while a file of this name exists; leaves a line with `who` in its `.hit` file."""
         if self._directory is None:

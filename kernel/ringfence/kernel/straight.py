@@ -124,7 +124,7 @@ class Straight:
             or rights.limited
             or rights.expired
             or thread.budgets.rated(request.action)
-            or self._core.failpoints.enabled
+            or (self._core.failpoints.enabled and self._core.failpoints.armed(request.action))
         )
 
     def _fly(self, flight: Flight, plan: Plan, judgement: Judgement, way: _OnItsWay) -> None:

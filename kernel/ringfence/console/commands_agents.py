@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import click
 from ringfence.console import render
 from ringfence.console.documents import record, records
-from ringfence.console.durations import count, parse_time, span
+from ringfence.console.durations import count, parse_time, seconds, span
 from ringfence.console.errors import ExitCode
 from ringfence.console.render import Column
 from ringfence.console.session import Commands, Session
@@ -16,6 +17,8 @@ from ringfence.console.text import safe
 
 commands = Commands()
 
+_APPROVAL = re.compile(r"\bapproval (a\d+)", re.ASCII)
+_STEP = re.compile(r"\bstep (\d+)", re.ASCII)
 _PS = (
     Column(title="ID", flex=True, kept=True),
     Column(title="NAME", flex=True, spare=True, echo=True),
@@ -56,6 +59,9 @@ def show(session: Session, agent: str) -> int:
         render.emit(document)
     else:
         _show(document)
+        advice = next_step(document)
+        if advice:
+            render.note(advice)
     return ExitCode.OK
 
 
@@ -113,7 +119,7 @@ def _ps_row(agent: Mapping[str, Any]) -> Sequence[str]:
         count(agent.get("tokens") or 0),
         f"{agent.get('cost_usd') or 0:.2f}",
         span(agent.get("age_ms") or 0),
-        safe(agent.get("waiting_for") or ""),
+        safe(seconds(agent.get("waiting_for") or "")),
     )
 
 
@@ -125,7 +131,7 @@ def _show(document: Mapping[str, Any]) -> None:
             ("name", document.get("name")),
             ("state", document.get("state")),
             ("process", document.get("process")),
-            ("waiting for", document.get("waiting_for")),
+            ("waiting for", seconds(document.get("waiting_for") or "")),
             ("error", document.get("error")),
             ("exit code", document.get("exit_code")),
             ("restarts", document.get("restarts")),
@@ -149,6 +155,24 @@ def _show(document: Mapping[str, Any]) -> None:
     _grants(records(document, "grants"))
     _budgets(records(document, "budgets"))
     _walls(records(sandbox, "walls"))
+
+
+def next_step(agent: Mapping[str, Any]) -> str | None:
+    """What a person can do about an agent that does not go on by itself; None where it does."""
+    name, state = agent.get("id"), agent.get("state")
+    waits = str(agent.get("waiting_for") or "")
+    approval, step = _APPROVAL.search(waits), _STEP.search(waits)
+    if state == "unknown" and step:
+        return f"look at the target, then settle: ringfence resolve {name} {step[1]} --as done (or not-done)"
+    if state == "parked" and approval:
+        return f"decide: ringfence approvals show {approval[1]}"
+    if state == "parked" and "budget" in waits:
+        return f"see what is spent: ringfence budget {name}; raise it with: ringfence budget {name} set NAME VALUE"
+    if state in ("failed", "killed"):
+        return f"what it said: ringfence logs {name} --stderr; again: ringfence start {name}"
+    if state == "paused":
+        return f"go on: ringfence {'start' if agent.get('process') == 'none' else 'resume'} {name}"
+    return None
 
 
 def _manifest_line(manifest: object) -> str:
@@ -206,12 +230,12 @@ def _grants(grants: Sequence[Mapping[str, Any]]) -> None:
 
 def _grant_row(grant: Mapping[str, Any]) -> Sequence[str]:
     if grant.get("revoked_at"):
-        state = f"revoked {grant['revoked_at']}"
+        state = f"revoked {seconds(grant['revoked_at'])}"
     elif grant.get("uses_left") == 0:
         state = "used up"
     elif grant.get("expires_at"):
         over = parse_time(str(grant["expires_at"])) <= parse_time("0s")
-        state = f"{'expired' if over else 'until'} {grant['expires_at']}"
+        state = f"{'expired' if over else 'until'} {seconds(grant['expires_at'])}"
     else:
         state = "in force"
     left = "any" if grant.get("uses_left") is None else str(grant["uses_left"])

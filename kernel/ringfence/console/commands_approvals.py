@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from ringfence.console import render
 from ringfence.console.documents import items, record, records
-from ringfence.console.durations import span
+from ringfence.console.durations import seconds, span
 from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
 from ringfence.console.render import Column
 from ringfence.console.session import Commands, Session
@@ -57,6 +57,8 @@ def list_approvals(session: Session, everything: bool, agent: str) -> int:
     ]
     if rows:
         render.table(_INBOX, rows)
+        if render.to_terminal() and any(a["state"] == "pending" for a in found):
+            render.note("look at one: ringfence approvals show ID; then approve ID, or deny ID --reason TEXT")
     else:
         render.note("nothing waits for a person")
     return ExitCode.OK
@@ -84,7 +86,7 @@ def show(session: Session, id: str) -> int:  # noqa: A002 - as the contract name
             ("question", detail.get("question")),
             ("touches", detail.get("touches")),
             ("age", span(shown["age_ms"])),
-            ("expires", shown["expires_at"]),
+            ("expires", seconds(shown["expires_at"] or "")),
             ("decided by", shown["decided_by"]),
             ("decided at", shown["decided_at"]),
             ("reason", shown["reason"]),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from ringfence.console import render
 from ringfence.console.documents import as_record
-from ringfence.console.durations import parse_time, plural
+from ringfence.console.durations import parse_time, plural, utc
 from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
 from ringfence.console.progress import Progress
 from ringfence.console.render import Column, RunningTable
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 commands = Commands()
 
+_WIDE_COLUMNS = 100
+_DAY_IN_YEAR = len("2026-")
 _AUDIT = (
-    Column(title="TIME", minimum=19),
-    Column(title="STEP", right=True, minimum=5),
+    Column(title="STEP", right=True, minimum=4),
     Column(title="KIND", minimum=8),
-    Column(title="ACTION", minimum=17),
+    Column(title="ACTION", minimum=14),
     Column(title="VERDICT", minimum=7),
     Column(title="OUTCOME", minimum=9),
     Column(title="RESOURCE", flex=True),
@@ -71,9 +72,11 @@ def audit(session: Session, words: tuple[str, ...], since: str | None, export: P
     if session.as_json:
         render.emit_array(documents)
         return ExitCode.OK
-    table = RunningTable(_AUDIT)
+    narrow = render.to_terminal() and render.columns_available() < _WIDE_COLUMNS
+    time = Column(title="UTC", minimum=14) if narrow else Column(title="TIME (UTC)", minimum=19)
+    table = RunningTable((time, *_AUDIT))
     for document in documents:
-        table.add(_row(document))
+        table.add(_row(document, narrow=narrow))
     table.start()
     return ExitCode.OK
 
@@ -143,9 +146,9 @@ def _export(session: Session, documents: Iterable[Mapping[str, Any]], target: Pa
     return ExitCode.OK
 
 
-def _row(document: Mapping[str, Any]) -> list[str]:
+def _row(document: Mapping[str, Any], *, narrow: bool) -> list[str]:
     return [
-        safe(str(document.get("time") or "")[:19]),
+        safe(utc(document.get("time"))[_DAY_IN_YEAR if narrow else 0 :]),
         safe(document.get("step") or ""),
         safe(document.get("kind", "")),
         safe(document.get("action", "")),

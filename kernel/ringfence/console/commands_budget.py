@@ -66,10 +66,10 @@ def _print(document: Mapping[str, Any]) -> None:
         Column(title="BUDGET", flex=True),
         Column(title="LIMIT", right=True),
         Column(title="USED", right=True),
-        Column(title="RESERVED", right=True),
+        Column(title="RESERVED", right=True, spare=True),
         Column(title="LEFT", right=True),
-        Column(title="REFILLS"),
-        Column(title="FROM"),
+        Column(title="REFILLS", spare=True),
+        Column(title="FROM", spare=True),
     )
     rows = [_row(budget) for budget in records(document, "budgets")]
     limited = {row[0] for row in rows}

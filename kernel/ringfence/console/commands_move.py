@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +12,12 @@ from ringfence.console import render
 from ringfence.console.documents import records
 from ringfence.console.durations import plural, size
 from ringfence.console.errors import ConsoleError, ExitCode
+from ringfence.console.progress import Progress
 from ringfence.console.session import Commands, Session
 from ringfence.console.text import safe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
 commands = Commands()
 
@@ -116,7 +116,8 @@ def export(session: Session, agent: str, target: Path) -> int:
     are in it, sealed with the key of this kernel's anchors. Secrets are not. A running agent is held still for as
     long as its picture is taken. The file appears when it is whole, and only you may read it.
     """
-    written = _write(target.absolute(), _metered(session.client().chunks("Export", agent=agent), "exported"))
+    with Progress("exporting", shown=not session.as_json) as progress:
+        written = _write(target.absolute(), progress.counted(session.client().chunks("Export", agent=agent)))
     if session.as_json:
         render.emit({"file": str(target.absolute()), "size_bytes": written})
     else:
@@ -145,8 +146,11 @@ def import_(session: Session, file: Path, name: str, signed_by: Path | None) -> 
     """
     try:
         key = "" if signed_by is None else signed_by.read_text(encoding="ascii")
-        with file.open("rb") as source:
-            parts = _metered(iter(lambda: source.read(1 << 20), b""), "sent")
+        with (
+            file.open("rb") as source,
+            Progress("sending", total=file.stat().st_size, shown=not session.as_json) as progress,
+        ):
+            parts = progress.counted(iter(lambda: source.read(1 << 20), b""))
             document = session.client().take_in({"name": name, "public_key": key}, parts)
     except (OSError, UnicodeDecodeError) as error:
         what = error.filename if isinstance(error, OSError) else signed_by
@@ -183,15 +187,3 @@ def _write(target: Path, parts: Iterable[bytes]) -> int:
             f"can't write `{target}`: {reason}; choose another place", ExitCode.USAGE
         ) from None
     return written
-
-
-def _metered(parts: Iterable[bytes], verb: str) -> Iterator[bytes]:
-    """Show on a terminal how much has gone through."""
-    shown, done = sys.stderr.isatty(), 0
-    for part in parts:
-        yield part
-        done += len(part)
-        if shown:
-            click.echo(f"\r{verb} {size(done)}   ", nl=False, err=True)
-    if shown:
-        click.echo("\r\033[K", nl=False, err=True)

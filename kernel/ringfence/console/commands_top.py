@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from ringfence.console import render, screen
 from ringfence.console.documents import records
-from ringfence.console.durations import count, parse_duration_ms, plural
+from ringfence.console.durations import count, parse_duration_ms, plural, seconds
 from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.rates import ORDERS, Rates, ordered, urgency
 from ringfence.console.render import Column
@@ -201,7 +201,7 @@ def _row(agent: Mapping[str, Any]) -> list[str]:
         rate(agent.get("tokens_per_s")),
         f"{agent.get('cost_usd') or 0:.2f}",
         "-" if usd_per_h is None else f"{usd_per_h:.2f}",
-        safe(agent.get("waiting_for") or ""),
+        safe(seconds(agent.get("waiting_for") or "")),
     ]
 
 

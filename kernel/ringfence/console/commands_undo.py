@@ -8,25 +8,27 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import click
 from ringfence.console import render
 from ringfence.console.documents import as_record, items, records
-from ringfence.console.durations import parse_duration_ms, plural, size
+from ringfence.console.durations import parse_duration_ms, plural, size, utc
 from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.progress import Progress
 from ringfence.console.render import Column
 from ringfence.console.session import Commands, Session
-from ringfence.console.text import safe
+from ringfence.console.text import pad, safe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 commands = Commands()
 
+_ACTION_COLUMNS = 7
+
 _POINTS = (
     Column(title="POINT"),
     Column(title="STEP", right=True),
-    Column(title="KIND"),
+    Column(title="KIND", spare=True),
     Column(title="SIZE", right=True),
     Column(title="VERIFIED"),
-    Column(title="AT"),
+    Column(title="AT (UTC)"),
     Column(title="COVERS", flex=True),
 )
 
@@ -156,6 +158,13 @@ def rollback(session: Session, agent: str, **options: Unpack[_RollbackOptions]) 
             "undo it there, and roll back again with `--path`",
             ExitCode.CONFLICT,
         )
+    if not session.as_json and document.get("state") == "paused":
+        undo = (
+            f"; undo this: ringfence rollback {agent} --to {document['point']}"
+            if document.get("point")
+            else ""
+        )
+        render.note(f"go on: ringfence start {agent}{undo}")
     return ExitCode.OK
 
 
@@ -250,7 +259,7 @@ def _point_row(point: Mapping[str, Any]) -> list[str]:
         safe(point.get("kind", "")),
         size(point.get("size_bytes") or 0),
         "yes" if point.get("verified") else "no",
-        safe(str(point.get("at") or "")[:19]),
+        utc(point.get("at")),
         safe(text),
     ]
 
@@ -265,7 +274,7 @@ def _print_rollback(session: Session, document: Mapping[str, Any]) -> None:
     render.say(f"{verb} back to step {safe(document.get('to_step', '?'))}: {plural(len(changes), 'change')}")
     for change in changes:
         words = [
-            render.coloured(safe(change.get("action", ""))),
+            render.coloured(pad(safe(change.get("action", "")), _ACTION_COLUMNS)),
             safe(change.get("kind", "")),
             safe(change.get("target", "")),
         ]

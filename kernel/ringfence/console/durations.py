@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
+_FRACTION = re.compile(r"(\d\d:\d\d:\d\d)\.\d+Z", re.ASCII)
 _DURATION_MS_MAX = 100 * 366 * 86_400_000
 _SIZE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _KIBI = 1024
@@ -58,6 +59,16 @@ def parse_time(text: str, *, now: datetime | None = None) -> str:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def seconds(text: str) -> str:
+    """Cut the parts of a second off the times in a text: people look at it."""
+    return _FRACTION.sub(r"\1Z", text)
+
+
+def utc(text: object) -> str:
+    """Write a time of a document to the second, for columns that say that it is UTC."""
+    return str(text or "")[:19]
 
 
 def span(milliseconds: float) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _GAP = "  "
 _FLEX_COLUMNS_MIN = 8
+_RUNNING_COLUMNS_MIN = 1
 _SAYS_NOTHING = frozenset({"", "-", "0", "0.0", "0.00"})
 _COLOURS = {
     "running": "green",
@@ -157,7 +158,12 @@ class RunningTable:
     def add(self, row: Sequence[str]) -> None:
         """Print a row, before the first one the headings."""
         self.start()
-        say(_line(self._columns, self._widths, row, fitted=to_terminal()))
+        widths = list(self._widths)
+        if to_terminal():
+            # A cell may be wider than was guessed: the last column has what this row leaves.
+            cells = zip(row[:-1], widths[:-1], strict=True)
+            widths[-1] = self._left([max(width(cell), least) for cell, least in cells])
+        say(_line(self._columns, widths, row, fitted=to_terminal()))
 
     def start(self) -> None:
         """Print the headings unless they are there."""
@@ -165,10 +171,12 @@ class RunningTable:
             return
         self._started = True
         if to_terminal():
-            used = sum(self._widths[:-1]) + len(_GAP) * (len(self._widths) - 1)
-            self._widths[-1] = max(_FLEX_COLUMNS_MIN, columns_available() - used)
+            self._widths[-1] = self._left(self._widths[:-1])
         titles = [column.title for column in self._columns]
         say(_line(self._columns, self._widths, titles, fitted=to_terminal(), heading=True))
+
+    def _left(self, used: Sequence[int]) -> int:
+        return max(_RUNNING_COLUMNS_MIN, columns_available() - sum(used) - len(_GAP) * len(used))
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> None:

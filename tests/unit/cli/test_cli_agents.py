@@ -228,3 +228,25 @@ def test_steps_as_people_read_them(door, run) -> None:
     assert lines[3] == "       denied by r1\\n"
     assert lines[4].split()[3] == "running"
     assert lines[5].endswith("(2 attempts, 1800 tokens)")
+
+
+@pytest.mark.parametrize(
+    ("state", "process", "waits", "advice"),
+    [
+        ("unknown", "live", "the outcome of step 17", "ringfence resolve bot-1 17 --as done"),
+        ("parked", "none", "approval a7", "ringfence approvals show a7"),
+        ("parked", "none", "budget `tokens`", "ringfence budget bot-1 set NAME VALUE"),
+        ("failed", "none", None, "ringfence logs bot-1 --stderr"),
+        ("killed", "none", None, "ringfence start bot-1"),
+        ("paused", "frozen", None, "ringfence resume bot-1"),
+        ("paused", "none", None, "ringfence start bot-1"),
+        ("running", "live", None, ""),
+        ("done", "none", None, ""),
+    ],
+)
+def test_show_says_what_to_do_next(state, process, waits, advice, door, run) -> None:
+    door.answers["Show"] = {"id": "bot-1", "state": state, "process": process, "waiting_for": waits}
+    done = run("show", "bot-1")
+    assert advice in done.stderr
+    assert bool(done.stderr) == bool(advice)
+    assert run("show", "bot-1", "--json").stderr == ""

@@ -121,7 +121,7 @@ def test_rollback_without_a_terminal_goes_ahead(door, run) -> None:
     out = result.stdout
     assert "went back to step 3: 2 changes" in out
     assert "restore  file  /workspace/a\\x1b\n" in out
-    assert "remove  state  k  (version 2)" in out
+    assert "remove   state  k  (version 2)" in out
     assert "can't be undone:\n  step 5  action http.post  resource https://pay/x  effect EXTERNAL" in out
     assert "point from just before  p9" in out
 

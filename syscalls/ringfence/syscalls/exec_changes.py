@@ -207,25 +207,34 @@ async def commit_staged(call: Call, scratch: Path, changes: ChangeSet, manifest:
     upper = scratch / "upper"
     await call.confirm(questions_of(changes), detail=_detail(call, changes, upper))
     async with call.env.lock():
-        done, untouched = await fs_common.in_thread(lambda: _compare_staged(call, manifest))
-        if done:
+        if await fs_common.in_thread(lambda: _in_already(call, manifest)):
             return  # an approval that a crash cut off after the changes were in
-        if not untouched:
-            raise errors.Conflict(
-                "the workspace changed while the changes waited for approval; nothing was applied: run the command again"
-            )
         try:
             await commit(call, upper, changes, manifest)
         except ChangesError as error:
             raise errors.CallFailed(str(error)) from error
 
 
-def _compare_staged(call: Call, manifest: PointManifest) -> tuple[bool, bool]:
+def _in_already(call: Call, manifest: PointManifest) -> bool:
+    """Whether all staged changes are in. Where a crash left them half in, they are applied to the end.
+
+    Raises:
+        Conflict: a path is neither as it was nor as the command left it, and nothing was applied.
+        OutcomeUnknown: the same, and a part was applied.
+    """
     try:
-        return compare(call, manifest)
+        return compare(call, manifest)[0]
     except errors.OutcomeUnknown:
-        # Nothing of ours is applied in part before an approval, so somebody else's change is in the way.
-        return False, False
+        if any(_changed_to(call, entry.path, entry.before, manifest) for entry in manifest.paths):
+            raise
+        raise errors.Conflict(
+            "the workspace changed while the changes waited for approval; nothing was applied: run the command again"
+        ) from None
+
+
+def _changed_to(call: Call, path: str, before: str, manifest: PointManifest) -> bool:
+    after = manifest.expect.get(path, before)
+    return after != before and call.env.workspace.fingerprint(path) == after
 
 
 def _detail(call: Call, changes: ChangeSet, upper: Path) -> dict[str, Any]:

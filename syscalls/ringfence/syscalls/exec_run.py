@@ -129,18 +129,29 @@ async def run(call: Call, arguments: Arguments) -> Result:
 
 
 async def resume(call: Call, arguments: Arguments) -> Result:
-    """Go on with staged changes under the next kernel; where they are gone, run the command again.
+    """Go on with staged changes under the next kernel; where nothing is staged nor applied, run the command again.
 
     Raises:
         Conflict: the workspace changed meanwhile; nothing was applied.
         Denied: a person or a rule denies the changes.
+        OutcomeUnknown: the changes are lost, or in part, and the workspace is neither as before nor as after.
     """
     scratch = _scratch(call)
-    if call.progress is None or not (scratch / "upper").is_dir():
+    if call.progress is None:
         return await run(call, arguments)
     record = msgspec.json.decode(call.progress, type=exec_changes.Record)
     manifest = await fs_common.in_thread(lambda: exec_changes.load(call, record.point))
     changes = ChangeSet.from_json(manifest.extra["changes"])
+    if not (scratch / "upper").is_dir():
+        # Only the end of an attempt removes the layer: it was approved and applied, or refused before anything was.
+        async with call.env.lock():
+            done, untouched = await fs_common.in_thread(lambda: exec_changes.compare(call, manifest))
+        if untouched and not done:
+            return await run(call, arguments)
+        if not done:
+            raise exec_changes.outcome_unknown(call, f"what step {call.step} was about to apply is lost")
+        call.add_point(exec_changes.covers_of(manifest), "workspace", manifest.size_bytes)
+        return _recorded(record)
     call.add_point(exec_changes.covers_of(manifest), "workspace", manifest.size_bytes)
     keep = True
     try:

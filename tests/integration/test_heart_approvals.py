@@ -227,7 +227,7 @@ async def test_the_end_of_an_agent_closes_what_waits(heart: Heart) -> None:
     thread = await heart.agent(ask=[POST], started=True)
     call = heart.begin(thread, 0)
     (waits,) = await inbox(heart, 1)
-    await agents.kill(heart.kernel, thread.id, "tester")
+    await agents.kill(heart.kernel, thread.id, "tester", only=False)
     assert isinstance((await call).failure, Killed)
     shown = await approvals.show(heart.kernel, waits["id"])
     assert shown["state"] == "voided"

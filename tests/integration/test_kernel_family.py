@@ -286,15 +286,13 @@ def test_a_rollback_lists_the_approvals_that_it_voids(scene: Scene) -> None:
     assert parent.operator.ask("Approvals", agent=parent.id)["approvals"] == []
 
 
-def test_a_fork_of_a_child_is_bounded_by_the_same_parent(scene: Scene) -> None:
+def test_a_child_is_not_forked_by_itself_and_a_twin_of_its_parent_has_no_hold_on_it(scene: Scene) -> None:
     parent = scene.hold(allow=['spawn: "*"', 'fs.write: "/workspace/a"'])
     child = child_of(parent, permissions=allow('fs.write: "/workspace/**"'))
     child.rf.fs.write_text("a", "1")
-    forked = parent.operator.ask("Fork", agent=child.id, at="1", start=True)["id"]
-    fork = scene.held(forked)
-    assert scene.show(forked)["parent"] == parent.id
-    can = fork.operator.ask("PolicyCanI", agent=forked, action="fs.write", resource="/workspace/b")
-    assert (can["verdict"], parent.id in can["reason"]) == ("deny", True)
+    with pytest.raises(Refused, match="can't be forked by itself") as caught:
+        parent.operator.ask("Fork", agent=child.id, at="1")
+    assert caught.value.exit_code == 5
     # A fork of the parent has the spawn in its past, and not the child.
     twin = parent.operator.ask("Fork", agent=parent.id, at="1")["id"]
     assert parent.operator.ask("Rollback", agent=twin, to="0")["others"] == []

@@ -124,7 +124,9 @@ class World:
 
     def undo(self, down_to: int = 0, path: str | None = None):
         """Roll back every step after `down_to`; returns the plan that was carried out."""
-        newest_first = [f"p{step}" for step in range(self.step, down_to, -1)]
+        # As the journal does, which names the points that were taken: a refused call has none.
+        taken = set(self.snapshots.points())
+        newest_first = [p for step in range(self.step, down_to, -1) if (p := f"p{step}") in taken]
         plan = self.snapshots.plan_restore(self.workspace, newest_first, path)
         self.snapshots.restore(self.workspace, plan.items)
         return plan

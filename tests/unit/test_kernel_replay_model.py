@@ -91,7 +91,7 @@ class Lives(RuleBasedStateMachine):
         self.step = 0
         self.model = {0: History()}
         self.lineage = Lineage.of(0, self.branches)
-        self.held: set[str] = set()
+        self.outcome_of: dict[int, str] = {}
 
     # -- the real parts, as the kernel uses them ----------------------------------------------------------------------
 
@@ -140,6 +140,7 @@ class Lives(RuleBasedStateMachine):
         past.places[lane, lane_step] = (step, outcome)
         past.next_of[lane] = max(past.next_of.get(lane, 0), lane_step + 1)
         past.used.pop(step, None)
+        self.outcome_of[step] = outcome
         if outcome in HAPPENED and effect:
             past.used[step] = effect
         past.moments.append(
@@ -171,6 +172,9 @@ class Lives(RuleBasedStateMachine):
         self.append(step=first, outcome="refused", **made)
         self.happened(second, lane, lane_step, "ok", effect)
 
+    def doubted(self, step: int, effect: str, row: StoredRow) -> bool:
+        return effect == row.effect_id and self.outcome_of[step] == "unknown"
+
     def unknown(self) -> list[tuple[str, int]]:
         return [place for place, (_, outcome) in self.past.places.items() if outcome == "unknown"]
 
@@ -189,13 +193,18 @@ class Lives(RuleBasedStateMachine):
             outcome=outcome,
             effect_id=row.effect_id,
         )
-        # What a person says of a step holds on every branch that has it.
+        self.outcome_of[step] = outcome
+        # What a person says of a step holds on every branch that has it. That it was not done holds for its effect: the other
+        # branches where it was only recognised, and so is unknown too, hold it no longer.
         for history in self.model.values():
             for known in [history, *(moment for _, moment in history.moments)]:
                 if known.places.get((lane, lane_step), (0, ""))[0] == step:
                     known.places[lane, lane_step] = (step, outcome)
-                    if not done:
-                        known.used.pop(step, None)
+                    known.used[step] = row.effect_id
+                if not done:
+                    known.used = {
+                        s: e for s, e in known.used.items() if s != step and not self.doubted(s, e, row)
+                    }
 
     @rule()
     def save(self) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from ringfence.kernel import revival
+from ringfence.kernel.journal.types import Unavailable
 from ringfence.kernel.operations import agents, approvals, rights
 from ringfence.kernel.problems import Problem
 from ringfence.syscalls.errors import Denied, Killed, Revoked
@@ -274,3 +276,40 @@ async def test_a_question_survives_its_kernel(heart: Heart) -> None:
     await approve(heart, waits, reason="yes")
     assert flight.answer is not None
     assert json.loads((await flight.answer).result or b"")["answer"] == "yes"
+
+
+async def test_an_adoption_that_is_broken_off_flies_nothing_twice(
+    heart: Heart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database goes away while a later kernel takes approved calls up, so the agent is adopted once more."""
+    thread = await heart.agent(ask=[POST])
+    for lane in ("0", "0.1"):
+        heart.begin(thread, 0, lane=lane, url=f"{URL}/{lane}")
+    waits = await inbox(heart, 2)
+    heart.core.threads.pop(thread.key)
+    for one in waits:
+        await heart.core.store.decide_approval(int(one["id"][1:]), "approved", "bob", "")
+    real, asked = revival.approved_before, 0
+
+    async def away_once(*arguments: Any) -> frozenset[tuple[Any, ...]]:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            # Whatever flies already comes as far as it can.
+            for _ in range(200):
+                await asyncio.sleep(0.001)
+            raise Unavailable("the database is away")
+        return await real(*arguments)
+
+    monkeypatch.setattr(revival, "approved_before", away_once)
+    heart.post.stop("before")
+    record = await heart.core.store.agent_by_key(thread.key)
+    assert record is not None
+    with pytest.raises(Unavailable):
+        await heart.ownership.adopt(record)
+    again = await heart.ownership.adopt(record)
+    answers = [f.answer for f in again.flights.values() if f.answer is not None]
+    await heart.post.reached["before"].wait()
+    heart.post.go("before")
+    await asyncio.gather(*answers)
+    assert sorted(step for step, _ in heart.post.effects) == [1, 2]

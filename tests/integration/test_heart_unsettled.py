@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
 from ringfence.syscalls.errors import Fenced
 from support.heart import Heart, heart_on
@@ -63,3 +64,55 @@ async def test_what_takes_a_key_is_sent_again_under_the_same(heart: Heart) -> No
     assert (await heart.call(thread, 0)).failure is None
     (first_step, first_key), (second_step, second_key) = heart.post.effects
     assert (first_step, first_key) == (second_step, second_key)
+
+
+FILES = ['fs.append: "/workspace/**"']
+
+
+async def append(heart: Heart, thread: Thread) -> Answer:
+    return await heart.call(thread, 0, "fs.append", path="/workspace/a.txt", data="eA==")
+
+
+async def begin_and_die(heart: Heart, thread: Thread) -> Thread:
+    """A kernel writes the intent of an append and dies; gives the agent as the next one finds it."""
+    async with thread.environment.lock():
+        calling = heart.begin(thread, 0, "fs.append", path="/workspace/a.txt", data="eA==")
+        await until(lambda: any(f.intent_written for f in thread.flights.values()))
+        calling.cancel()
+        await asyncio.gather(calling, return_exceptions=True)
+    return await heart.adopted_again(thread)
+
+
+async def test_a_step_that_was_refused_and_then_made_is_not_made_a_third_time(
+    heart: Heart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first kernel dies after the intent, the second can't make the call at first, then dies after the effect."""
+    thread = await begin_and_die(heart, await heart.agent(allow=FILES))
+    live = heart.kernel.layout.agent(thread.id) / "live" / "a.txt"
+    thread.fenced = True
+    assert isinstance((await append(heart, thread)).failure, Fenced)
+    thread.fenced = False
+    workspace = thread.environment.workspace
+    append_to = workspace.append
+
+    def lose(path: str, data: bytes) -> tuple[int, str]:
+        heart.core.journal.forget(thread.key)
+        return append_to(path, data)
+
+    monkeypatch.setattr(workspace, "append", lose)
+    assert isinstance((await append(heart, thread)).failure, Fenced)
+    assert live.read_bytes() == b"x"
+    thread = await heart.adopted_again(thread)
+    assert (await append(heart, thread)).failure is None
+    assert live.read_bytes() == b"x"
+    assert await heart.outcomes(thread) == [(1, "ok")]
+    assert (await heart.core.store.counts(thread.key))["calls"] == 1
+    assert thread.budgets.spent["calls"] == 1
+
+
+async def test_of_two_who_ask_while_it_is_settled_one_makes_it(heart: Heart) -> None:
+    thread = await heart.agent(allow=ALL, started=True)
+    await lose_the_outcome(heart, thread)
+    answers = await asyncio.gather(heart.begin(thread, 0), heart.begin(thread, 0))
+    assert [answer.failure for answer in answers] == [None, None]
+    assert len(heart.post.effects) == 2

@@ -159,7 +159,7 @@ class Core:
             except OwnerMoved as error:
                 try:
                     # A slow disk may let the lease run out again and again: only another owner is a reason to give up.
-                    if not await self.renew_lease() or not await self._owns(row.chain):
+                    if not await self.renew_lease() or not await self.owns(row.chain):
                         raise Fenced(
                             "another kernel owns this agent now; it settles this call: see `ringfence steps` there"
                         ) from error
@@ -168,8 +168,12 @@ class Core:
             else:
                 return
 
-    async def _owns(self, chain: int) -> bool:
-        """Whether this kernel may write a chain: its own, or an agent's that the database says is its."""
+    async def owns(self, chain: int) -> bool:
+        """Whether this kernel may write a chain: its own, or an agent's that the database says is its.
+
+        Raises:
+            Unavailable: the database is away.
+        """
         if chain not in self.journal.heads():
             return False
         if chain < 0:

@@ -80,15 +80,16 @@ class Dispatcher:
         """Run one call to its reply. Never raises for what an agent can cause: failures are in the answer."""
         place = (request.lane, request.lane_step)
         generation = thread.generation
-        flying = thread.by_lane.get(place)
-        if flying is not None and flying.answer is not None:
-            answer = await self._join(thread, request, flying, flying.answer)
-            return self.passed(thread, request, generation, answer)
         if place in thread.unsettled:
             try:
                 await settle_again(self._core, thread)
             except UNRECORDED as error:
                 return Answer(step=0, failure=error)
+        # INVARIANT: looked at last, with nothing to wait for until a new call has its place: of two who ask, one makes it.
+        flying = thread.by_lane.get(place)
+        if flying is not None and flying.answer is not None:
+            answer = await self._join(thread, request, flying, flying.answer)
+            return self.passed(thread, request, generation, answer)
         expected = thread.next_of(request.lane)
         if request.lane_step > expected:
             gap = f"step {request.lane_step} of lane `{request.lane}` came before step {expected}; steps of a lane come in order"
@@ -284,19 +285,24 @@ class Dispatcher:
 
     def _unrecorded(self, flight: Flight, error: SyscallError) -> Answer:
         """The journal could not take the call: the agent may make the step again."""
-        if not flight.effect_started and not flight.rerun:
+        if not flight.effect_started and not flight.again:
             # The try that follows is the same occurrence, so it carries the same key.
             flight.thread.consumed_effects.discard(flight.effect_id)
             flight.give_back()
         if flight.intent_written and not flight.effect_started:
-            # Nothing came of it, which is said when the database is back; the agent makes the step again meanwhile.
-            self._later(self._core.append_outcome(flight.outcome_row("refused", error_payload(error))))
+            self._say_refused(flight, error)
         elif flight.intent_written:
             # The effect may have happened: this kernel must not say it didn't, nor make it again before it is settled.
             if flight.row.recovery is not Recovery.REPEAT:
                 flight.thread.unsettled.add((flight.lane, flight.lane_step))
             log.warning("%s: %s after its intent", flight.audit_id, error.message)
         return Answer(step=0, failure=error)
+
+    def _say_refused(self, flight: Flight, error: SyscallError) -> None:
+        """Record, when the database is back, that nothing came of an intent; the call is made again as another step."""
+        # INVARIANT: not of a step that a dead kernel began: made again as the same step, it may then have its effect.
+        if not flight.again:
+            self._later(self._core.append_outcome(flight.outcome_row("refused", error_payload(error))))
 
     async def _broken(self, flight: Flight) -> Answer:
         """Answer for a bug."""
@@ -370,8 +376,8 @@ class Dispatcher:
             except EpochMoved as moved:
                 await self._admission.decide_again(flight, moved)
             except JournalUnavailable as error:
-                # The intent may still turn out to be written: say that nothing came of it, when the database is back.
-                self._later(self._core.append_outcome(flight.outcome_row("refused", error_payload(error))))
+                # The intent may still turn out to be written.
+                self._say_refused(flight, error)
                 raise
             else:
                 flight.intent_written = True

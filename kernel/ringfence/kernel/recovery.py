@@ -23,7 +23,7 @@ from ringfence.kernel.thread import Thread
 from ringfence.policy.types import Verdict
 from ringfence.syscalls.base import Effect, NeedsApproval, Plan, Recovery, Rerun
 from ringfence.syscalls.codec import decode_arguments, encode_result
-from ringfence.syscalls.errors import JournalUnavailable, OutcomeUnknown, SyscallError
+from ringfence.syscalls.errors import Fenced, JournalUnavailable, OutcomeUnknown, SyscallError
 
 log = logging.getLogger(__name__)
 
@@ -149,6 +149,8 @@ async def _recover_by_body(core: Core, flight: Flight) -> bool:
         settled = await flight.row.body.recover(flight, flight.arguments)
     except NeedsApproval:
         return True  # nothing happened; it asks when it is made again
+    except (JournalUnavailable, Fenced):
+        raise  # says nothing about the call: it is settled when the database is back, or by who owns the agent
     except SyscallError as error:
         if not isinstance(error, OutcomeUnknown):
             log.warning("%s can't be recovered: %s", flight.audit_id, error.message)

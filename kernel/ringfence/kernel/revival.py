@@ -41,13 +41,16 @@ class Revival:
         Raises:
             Unavailable: the database is away.
         """
+        flights: list[Flight] = []
         for record in known(thread, await self._core.store.unfinished_approvals(thread.key)):
-            if record.step in thread.flights:
-                continue
-            flight = await self._flight(thread, record)
-            if flight is None:
-                continue
-            unfinished = thread.replay.unfinished.get((record.lane, record.lane_step))
+            if record.step not in thread.flights:
+                flight = await self._flight(thread, record)
+                if flight is not None:
+                    flights.append(flight)
+        # INVARIANT: none flies before all are made: whoever adopts the agent again, for the database went away in the
+        # middle, would have them fly twice.
+        for flight in flights:
+            unfinished = thread.replay.unfinished.get((flight.lane, flight.lane_step))
             task = asyncio.create_task(self._fly(flight, unfinished))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

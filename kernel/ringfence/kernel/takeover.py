@@ -132,6 +132,10 @@ class Takeover:
         except JournalUnavailable:
             raise
         except Fenced as error:
+            if await kernel.core.owns(record.key):
+                raise JournalUnavailable(
+                    error.message
+                ) from error  # a lease that was overdue, so it is tried again
             log.warning("%s is another kernel's now: %s", record.id, error.message)
         except (ManifestError, KeyError) as error:
             log.exception("%s can't be taken over", record.id)

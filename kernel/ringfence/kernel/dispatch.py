@@ -24,13 +24,7 @@ from ringfence.kernel.atomic import run_atomic
 from ringfence.kernel.config import DEADLINE_MS_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
-from ringfence.kernel.journal.types import (
-    Entry,
-    EpochMoved,
-    JournalError,
-    Phase,
-    StoredRow,
-)
+from ringfence.kernel.journal.types import Entry, EpochMoved, JournalError, Phase, StoredRow
 from ringfence.kernel.journal.types import Row as JournalRow
 from ringfence.kernel.kernel_log import PLACE
 from ringfence.kernel.outcomes import UNRECORDED, Outcomes, Request, inline_payload, printable

@@ -133,6 +133,24 @@ async def test_an_outcome_that_was_sent_is_never_reported_as_failed(world, entry
     assert [row.step for row in await world.rows(agent.key)] == [1, 3]
 
 
+@pytest.mark.parametrize("how", ["cut_before", "cut_after"])
+async def test_the_last_of_several_tries_is_looked_for_too(world, entry, proxy, monkeypatch, how):
+    """A change of the state whose caller was told that it failed would be made again."""
+    monkeypatch.setattr("ringfence.kernel.journal.writer.REWRITES_MAX", 1)
+    cutter, through = proxy
+    kernel = await world.kernel()
+    agent = await world.agent(kernel)
+    journal = await world.journal(kernel, agent, dsn=through)
+    setattr(cutter, how, BATCH)
+    work = StateChange(puts={"k": b"1"})
+    (result,) = await settled(journal.append(entry(agent.key, 1, epoch=1, atomic=work)))
+    assert cutter.cuts == 1
+    rows = [row.step for row in await world.rows(agent.key)]
+    assert rows == ([] if how == "cut_before" else [1])
+    assert isinstance(result, Unavailable if how == "cut_before" else StateDone)
+    await journal.append(entry(agent.key, 2, epoch=1))
+
+
 async def test_stopping_without_a_database_fails_what_waits(world, entry, proxy):
     cutter, through = proxy
     kernel = await world.kernel()

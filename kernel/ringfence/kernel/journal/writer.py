@@ -4,9 +4,8 @@ While a flush is in flight everything that is handed in queues; the next flush t
 linger: a lone caller waits for one commit. A flush is one transaction (see flush.py); callers are answered
 after it committed.
 
-A connection lost in the middle leaves open whether the batch committed. The next connection ends the old
-session, then looks for the batch's last row by position and hash: there, the batch counts as committed; not
-there, it is written again.
+A connection lost in the middle leaves open whether the batch committed. The next connection ends the old session, then looks for
+the batch's last row by position and hash: there, the batch counts as committed; not there, it is written again.
 
 INVARIANT: for a chain in `_heads` only this task of this kernel writes rows, in an order fixed before they
 are sent.
@@ -77,8 +76,7 @@ class Journal:
         self._lost_session: tuple[int, int] | None = None
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
-        self.batches = 0
-        self.rows = 0
+        self.batches = self.rows = 0
         self.flushed: Callable[[int, float], None] | None = None  # gets rows and seconds of each flush
 
     @property
@@ -266,20 +264,22 @@ class Journal:
             self._attempts = []
 
     async def _write_or_bisect(self, batch: list[Pending]) -> None:
-        for _ in range(REWRITES_MAX):
-            if not await self._connected(batch) or await self._try(batch):
-                return
-        fail_all(batch, Unavailable("the database did not take the rows after several tries"))
+        tries = 0
+        # INVARIANT: no row is said to have failed before it is known what became of the last try.
+        while await self._connected(batch) and not await self._try(batch, last=tries >= REWRITES_MAX):
+            tries += 1
 
-    async def _try(self, batch: list[Pending]) -> bool:
-        """Write a batch once, unless an earlier try turns out to have committed. False: try again."""
+    async def _try(self, batch: list[Pending], *, last: bool = False) -> bool:
+        """Write a batch once, unless an earlier try turns out to have committed; the last time only look. False: try again."""
         flush = self._flush
         if flush is None:
             return False
         flush.attempts = self._attempts
         try:
             written = await flush.committed()
-            if written is None:
+            if written is None and last:
+                fail_all(batch, Unavailable("the database did not take the rows after several tries"))
+            elif written is None:
                 waiting = [pending for pending in batch if not pending.future.done()]
                 written = await flush.write(waiting) if waiting else None
         except Lost:

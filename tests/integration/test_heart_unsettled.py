@@ -69,8 +69,8 @@ async def test_what_takes_a_key_is_sent_again_under_the_same(heart: Heart) -> No
 FILES = ['fs.append: "/workspace/**"']
 
 
-async def append(heart: Heart, thread: Thread) -> Answer:
-    return await heart.call(thread, 0, "fs.append", path="/workspace/a.txt", data="eA==")
+async def append(heart: Heart, thread: Thread, lane_step: int = 0) -> Answer:
+    return await heart.call(thread, lane_step, "fs.append", path="/workspace/a.txt", data="eA==")
 
 
 async def begin_and_die(heart: Heart, thread: Thread) -> Thread:
@@ -116,3 +116,26 @@ async def test_of_two_who_ask_while_it_is_settled_one_makes_it(heart: Heart) -> 
     answers = await asyncio.gather(heart.begin(thread, 0), heart.begin(thread, 0))
     assert [answer.failure for answer in answers] == [None, None]
     assert len(heart.post.effects) == 2
+
+
+async def test_a_try_whose_refusal_was_lost_does_not_make_its_successor_doubtful(heart: Heart) -> None:
+    """The kernel takes a point, may not go on, makes the call as another step, and dies before it could say all that."""
+    thread = await heart.agent(allow=FILES)
+    others = asyncio.all_tasks()
+    async with thread.environment.lock():
+        calling = heart.begin(thread, 0, "fs.append", path="/workspace/a.txt", data="eA==")
+        await until(lambda: any(f.intent_written for f in thread.flights.values()))
+        heart.core.journal.forget(thread.key)
+        thread.fenced = True
+    assert isinstance((await calling).failure, Fenced)
+    await until(lambda: asyncio.all_tasks() <= others)
+    await heart.core.journal.adopt(thread.key)
+    thread.fenced = False
+    assert (await append(heart, thread, 0)).failure is None
+    assert (await append(heart, thread, 1)).failure is None
+    thread = await heart.adopted_again(thread)
+    assert (thread.state, thread.replay.waits(), thread.replay.unfinished) == ("pending", [], {})
+    assert (await append(heart, thread, 0)).replayed
+    assert (await append(heart, thread, 1)).replayed
+    assert (heart.kernel.layout.agent(thread.id) / "live" / "a.txt").read_bytes() == b"xx"
+    assert await heart.outcomes(thread) == [(2, "ok"), (3, "ok"), (1, "refused")]

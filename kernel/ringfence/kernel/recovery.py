@@ -48,15 +48,20 @@ async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
     """
     unknown: list[int] = []
     staged = await staged_steps(core, thread)
-    for intent, last in await core.store.unfinished(thread.key):
-        if intent.lane == OPERATOR_LANE or not thread.lineage.holds(intent.branch, intent.step):
-            continue
+    found = [
+        (intent, last)
+        for intent, last in await core.store.unfinished(thread.key)
+        if intent.lane != OPERATOR_LANE and thread.lineage.holds(intent.branch, intent.step)
+    ]
+    newest = {(intent.lane, intent.lane_step): intent.step for intent, _ in found}
+    for intent, last in found:
         if intent.step in thread.flights:
             continue  # it is not over: this kernel itself runs it
         progress = None if last is None else last.body
         row = core.table.get(intent.action)
         body = _decode(intent.body)
         place = (intent.lane, intent.lane_step)
+        made_again = max(newest[place], _recorded_at(thread, place))
         thread.replay.unfinished[place] = Unfinished(intent=intent, progress=progress)
         if intent.effect_id:
             # It holds its id whatever becomes of it: another call like it is another occurrence.
@@ -92,7 +97,11 @@ async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
         flight.plan = _plan_of(intent.resource)
         if intent.verdict == Verdict.ASK:
             flight.approved = await approved_before(core, thread, intent.step)
-        if row.recovery in _BY_BODY and intent.step not in staged:
+        if made_again > intent.step:
+            # Nothing came of it, or its place would not have been given to another step; a kernel died before it could say so.
+            away = JournalUnavailable(f"nothing was done; step {made_again} made the call again")
+            await _close(core, flight, away)
+        elif row.recovery in _BY_BODY and intent.step not in staged:
             if not await _recover_by_body(core, flight):
                 unknown.append(intent.step)
         elif row.recovery is Recovery.KEYED and not body.idempotent:
@@ -178,8 +187,19 @@ async def _recover_by_body(core: Core, flight: Flight) -> bool:
     return True
 
 
+def _recorded_at(thread: Thread, place: tuple[str, int]) -> int:
+    """The step that answers a place, or that its lane has gone past it with; 0: none."""
+    row, saved = thread.replay.outcomes.get(place), thread.replay.checkpoint
+    if row is None and saved is not None and place[0] == "0" and place[1] <= saved.lane_step:
+        return saved.step
+    return 0 if row is None else row.step
+
+
 async def _close(core: Core, flight: Flight, error: SyscallError) -> None:
-    outcome = flight.outcome_row(error.outcome, error_payload(error))
-    await core.append_outcome(outcome)
-    flight.thread.replay.unfinished.pop((flight.lane, flight.lane_step), None)
-    flight.thread.replay.add(flight.stored(outcome))
+    row = flight.outcome_row(error.outcome, error_payload(error))
+    await core.append_outcome(row)
+    place = (flight.lane, flight.lane_step)
+    held = flight.thread.replay.unfinished.get(place)
+    if held is not None and held.intent.step == flight.step:
+        del flight.thread.replay.unfinished[place]
+    flight.thread.replay.add(flight.stored(row))

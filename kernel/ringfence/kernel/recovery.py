@@ -16,7 +16,7 @@ from ringfence.kernel.approvals import approved_before, staged_steps
 from ringfence.kernel.config import DEADLINE_MS_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
-from ringfence.kernel.journal.types import Unavailable
+from ringfence.kernel.journal.types import StoredRow, Unavailable
 from ringfence.kernel.replay import OPERATOR_LANE, Unfinished
 from ringfence.kernel.settled import error_payload, used_grants
 from ringfence.kernel.thread import Thread
@@ -24,6 +24,7 @@ from ringfence.policy.types import Verdict
 from ringfence.syscalls.base import Effect, NeedsApproval, Plan, Recovery, Rerun
 from ringfence.syscalls.codec import decode_arguments, encode_result
 from ringfence.syscalls.errors import Fenced, JournalUnavailable, OutcomeUnknown, SyscallError
+from ringfence.syscalls.table import Row as TableRow
 
 log = logging.getLogger(__name__)
 
@@ -75,28 +76,8 @@ async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
             )
             unknown.append(intent.step)
             continue
-        arguments, canonical, _ = decode_arguments(row, bytes(body.arguments))
-        flight = Flight(
-            core,
-            thread,
-            row,
-            arguments=arguments,
-            canonical=canonical,
-            digest=intent.digest,
-            lane=intent.lane,
-            lane_step=intent.lane_step,
-            step=intent.step,
-            deadline_s=DEADLINE_MS_MAX / 1000,
-        )
-        flight.intent_written = True
-        flight.effect_id = intent.effect_id
-        flight.used = used_grants(intent)
+        flight = await _flight_of(core, thread, row, intent, bytes(body.arguments))
         flight.progress = progress
-        flight.effect = Effect[intent.effect]
-        flight.started_us = intent.started_us
-        flight.plan = _plan_of(intent.resource)
-        if intent.verdict == Verdict.ASK:
-            flight.approved = await approved_before(core, thread, intent.step)
         if made_again > intent.step:
             # Nothing came of it, or its place would not have been given to another step; a kernel died before it could say so.
             away = JournalUnavailable(f"nothing was done; step {made_again} made the call again")
@@ -113,6 +94,31 @@ async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
             await _close(core, flight, sent)
             unknown.append(intent.step)
     return unknown
+
+
+async def _flight_of(core: Core, thread: Thread, row: TableRow, intent: StoredRow, raw: bytes) -> Flight:
+    arguments, canonical, _ = decode_arguments(row, raw)
+    flight = Flight(
+        core,
+        thread,
+        row,
+        arguments=arguments,
+        canonical=canonical,
+        digest=intent.digest,
+        lane=intent.lane,
+        lane_step=intent.lane_step,
+        step=intent.step,
+        deadline_s=DEADLINE_MS_MAX / 1000,
+    )
+    flight.intent_written = True
+    flight.effect_id = intent.effect_id
+    flight.used = used_grants(intent)
+    flight.effect = Effect[intent.effect]
+    flight.started_us = intent.started_us
+    flight.plan = _plan_of(intent.resource)
+    if intent.verdict == Verdict.ASK:
+        flight.approved = await approved_before(core, thread, intent.step)
+    return flight
 
 
 async def settle_again(core: Core, thread: Thread) -> None:

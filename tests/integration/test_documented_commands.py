@@ -17,7 +17,7 @@ from support.reader import TESTED_ELSEWHERE, Reader, lay_out
 from support.scenes import short_directory
 from support.target import Target
 
-pytestmark = [pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.timeout(600)]
 
 REPOSITORY = Path(__file__).parents[2]
 README = REPOSITORY / "README.md"
@@ -242,6 +242,18 @@ def one_that_misbehaves(me: Reader, target: Target) -> None:
     me.run("ringfence logs AGENT --stderr", **bot)
     me.run("ringfence budget AGENT", **bot)
     me.run("ringfence budget AGENT set tokens 500k", **bot)
+    for name, line in (
+        ("a", "ringfence approvals approve a7"),
+        ("b", 'ringfence approvals deny a7 --reason "not on a Friday"'),
+    ):
+        me.order({"delete": f"data/{name}.csv"})
+        me.shell("ringfence send invoice-bot --json order.json")
+        asked = me.waiting()
+        if name == "a":
+            assert asked in me.run("ringfence approvals")
+            assert "data/a.csv" in me.run("ringfence approvals show a7", a7=asked)
+        me.run(line, a7=asked)
+        me.await_state("invoice-bot", "sleeping", "a message")
     assert "p17" in me.run("ringfence points AGENT", **bot)
     assert "created" in me.run("ringfence diff AGENT", **bot)
     for times, outcome in enumerate(("done --result '{\"status\": 200}'", "not-done"), 1):

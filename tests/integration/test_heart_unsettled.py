@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
-from ringfence.syscalls.errors import Fenced
+from ringfence.syscalls.errors import Fenced, JournalUnavailable
 from support.heart import Heart, heart_on
 from support.scenes import short_directory
 
@@ -139,3 +140,32 @@ async def test_a_try_whose_refusal_was_lost_does_not_make_its_successor_doubtful
     assert (await append(heart, thread, 1)).replayed
     assert (heart.kernel.layout.agent(thread.id) / "live" / "a.txt").read_bytes() == b"xx"
     assert await heart.outcomes(thread) == [(2, "ok"), (3, "ok"), (1, "refused")]
+
+
+async def test_a_kernel_at_its_end_waits_for_what_it_has_begun(
+    heart: Heart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next kernel would find nothing done, make the call again, and the file would be changed twice."""
+    thread = await heart.agent(allow=FILES)
+    workspace = thread.environment.workspace
+    append_to = workspace.append
+    begun, go = threading.Event(), threading.Event()
+
+    def slow(path: str, data: bytes) -> tuple[int, str]:
+        begun.set()
+        go.wait(60)
+        return append_to(path, data)
+
+    monkeypatch.setattr(workspace, "append", slow)
+    calling = heart.begin(thread, 0, "fs.append", path="/workspace/a.txt", data="eA==")
+    await until(begun.is_set)
+    (flight,) = thread.flights.values()
+    assert flight.task is not None
+    closing = asyncio.create_task(heart.core.close())
+    await until(flight.task.cancelling)
+    assert not closing.done()
+    go.set()
+    await closing
+    assert (heart.kernel.layout.agent(thread.id) / "live" / "a.txt").read_bytes() == b"x"
+    assert isinstance((await calling).failure, JournalUnavailable)
+    assert await heart.outcomes(thread) == []

@@ -62,6 +62,7 @@ class Core:
     Attributes:
         on_rest: told when all of an agent waits, or no longer.
         wake: `Processes.wake`, for what may not know the processes.
+        over: whether the journal takes no more rows.
         adopt: `Ownership.adopt`, likewise.
     """
 
@@ -79,6 +80,7 @@ class Core:
     wake: Callable[[Thread], Awaitable[None]] | None = None
     adopt: Callable[[AgentRecord], Awaitable[Thread]] | None = None
     stopping: bool = False
+    over: bool = False
     telemetry: Recorder | None = None
     approvals: Approvals = field(init=False)
 
@@ -149,11 +151,14 @@ class Core:
 
         Raises:
             Fenced: another kernel owns the agent; it reports the call as unknown or finishes it.
+            JournalUnavailable: this kernel is at its end; the next one settles the call.
         """
         while True:
             try:
                 await self.journal.append(Entry(row=row, atomic=atomic))
-            except Unavailable:
+            except Unavailable as error:
+                if self.over:
+                    raise JournalUnavailable(AWAY) from error
                 # The effect is done: giving up would lose its record. A kernel that dies here leaves an intent.
                 await asyncio.sleep(0.2)
             except OwnerMoved as error:
@@ -167,6 +172,17 @@ class Core:
                     await asyncio.sleep(0.2)
             else:
                 return
+
+    async def close(self) -> None:
+        """Write what is queued, and end the calls that are left; what they have begun in a thread is waited for."""
+        # INVARIANT: when another kernel may own its agents, nothing of this one changes a file any more.
+        self.over = True
+        await self.journal.stop()
+        flights = [flight for thread in self.threads.values() for flight in thread.flights.values()]
+        tasks = [flight.task for flight in flights if flight.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def owns(self, chain: int) -> bool:
         """Whether this kernel may write a chain: its own, or an agent's that the database says is its.

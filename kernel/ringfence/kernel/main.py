@@ -358,7 +358,7 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
         await asyncio.gather(*tasks, return_exceptions=True)
         with contextlib.suppress(JournalError):
             await kernel.anchor.sign_heads(core.journal, core.store)
-        await core.journal.stop()
+        await core.close()
         with contextlib.suppress(JournalError):
             await core.store.release_kernel(core.kernel, fence)
 

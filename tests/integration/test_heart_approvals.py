@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from ringfence.kernel import revival
 from ringfence.kernel.journal.types import Unavailable
-from ringfence.kernel.operations import agents, approvals, rights
+from ringfence.kernel.operations import agents, approvals, history, rights
 from ringfence.kernel.problems import Problem
 from ringfence.syscalls.errors import Denied, Killed, Revoked
 from support.heart import URL, Heart, heart_on
@@ -313,3 +313,70 @@ async def test_an_adoption_that_is_broken_off_flies_nothing_twice(
     heart.post.go("before")
     await asyncio.gather(*answers)
     assert sorted(step for step, _ in heart.post.effects) == [1, 2]
+
+
+async def test_an_approval_that_was_superseded_never_counts_again(heart: Heart) -> None:
+    """The target changed after the first approval, so it is asked anew; the next kernel must not take the old word for it."""
+    thread = await heart.agent(ask=['state.put: "shared"'])
+    other = await heart.agent(allow=[STATE])
+    heart.begin(thread, 0, "state.put", key="shared", value="mine")
+    (first,) = await inbox(heart, 1)
+    assert (await heart.call(other, 0, "state.put", key="shared", value="theirs")).failure is None
+    await approve(heart, first)
+    async with asyncio.timeout(20):
+        while (found := await inbox(heart, 1))[0]["id"] == first["id"]:
+            await asyncio.sleep(0)
+    assert (await approvals.show(heart.kernel, first["id"]))["state"] == "voided"
+    again = await heart.adopted_again(thread)
+    assert [w["id"] for w in await inbox(heart, 1)] == [found[0]["id"]]
+    stored = await heart.core.store.state_get("shared")
+    assert stored is not None
+    assert json.loads(stored.value or b"") == "theirs"
+    (flight,) = again.flights.values()
+    assert flight.answer is not None
+    await approvals.deny(heart.kernel, found[0]["id"], "no", "alice")
+    assert isinstance((await flight.answer).failure, Denied)
+    stored = await heart.core.store.state_get("shared")
+    assert stored is not None
+    assert json.loads(stored.value or b"") == "theirs"
+
+
+async def test_a_denial_is_an_answer_also_for_the_next_start(heart: Heart) -> None:
+    thread = await heart.agent(ask=[POST])
+    call = heart.begin(thread, 0)
+    (waits,) = await inbox(heart, 1)
+    await approvals.deny(heart.kernel, waits["id"], "never", "alice")
+    await call
+    again = await heart.adopted_again(thread)
+    answer = await heart.call(again, 0)
+    assert answer.replayed
+    assert isinstance(answer.failure, Denied)
+    assert "never" in answer.failure.message
+    assert not (await approvals.approvals(heart.kernel, "", everything=False))["approvals"]
+    assert heart.post.effects == []
+
+
+async def test_what_the_database_can_not_hold_can_be_asked_about(heart: Heart) -> None:
+    thread = await heart.agent(ask=['fs.write: "/workspace/**"'])
+    call = heart.begin(thread, 0, "fs.write", path="/workspace/a.txt", data="YQBi")  # a, NUL, b
+    (waits,) = await inbox(heart, 1)
+    assert "+a\N{SYMBOL FOR NULL}b" in waits["detail"]["diff"]
+    await approve(heart, waits)
+    assert (await call).failure is None
+    assert (heart.kernel.layout.agent(thread.id) / "live" / "a.txt").read_bytes() == b"a\0b"
+
+
+async def test_an_asked_call_that_became_unknown_keeps_what_decided_it(heart: Heart) -> None:
+    heart.post.idempotent = False
+    thread = await heart.agent(ask=[POST])
+    heart.post.stop("after")
+    heart.begin(thread, 0)
+    (waits,) = await inbox(heart, 1)
+    await approve(heart, waits)
+    await heart.post.reached["after"].wait()
+    again = await heart.adopted_again(thread)
+    steps = [d async for d in agents.steps(heart.kernel, again.id, follow=False)]
+    assert [(s["verdict"], s["outcome"], bool(s["rule"])) for s in steps] == [("ask", "unknown", True)]
+    await history.resolve(heart.kernel, again.id, 1, "done", "", "alice")
+    steps = [d async for d in agents.steps(heart.kernel, again.id, follow=False)]
+    assert [(s["verdict"], s["outcome"], bool(s["rule"])) for s in steps] == [("ask", "ok", True)]

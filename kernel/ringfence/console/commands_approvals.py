@@ -14,7 +14,7 @@ from ringfence.console.durations import seconds, span
 from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
 from ringfence.console.render import Column
 from ringfence.console.session import Commands, Session
-from ringfence.console.text import safe, safe_block, to_json
+from ringfence.console.text import safe, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,9 +92,9 @@ def show(session: Session, id: str) -> int:  # noqa: A002 - as the contract name
             ("reason", shown["reason"]),
         )
     )
-    _print_block("arguments", to_json(shown["arguments"], indent=2))
-    if shown["edited"] is not None:
-        _print_block("edited arguments", to_json(shown["edited"], indent=2))
+    given = shown["arguments"] if shown["edited"] is None else shown["edited"]
+    title = "arguments" if shown["edited"] is None else "edited arguments"
+    _print_block(title, to_json(shown.get("readable") or given, indent=2))
     _print_detail(detail)
     if shown["state"] == "pending":
         render.note(f"decide: ringfence approvals approve {shown['id']}, or deny {shown['id']} --reason TEXT")
@@ -103,11 +103,15 @@ def show(session: Session, id: str) -> int:  # noqa: A002 - as the contract name
 
 def _print_block(title: str, text: str) -> None:
     render.say(f"{title}:")
-    render.say("\n".join(f"  {line}" for line in safe_block(text).splitlines()))
+    # Nothing is dropped: what can't be seen is shown as an escape, for a person decides by what stands here.
+    render.say("\n".join(f"  {safe(line)}" for line in text.split("\n")))
 
 
 def _print_detail(detail: Mapping[str, Any]) -> None:
-    changes = [f"{c['kind']:<8} {safe(c['path'])}" for c in records(detail, "changes")]
+    changes = [
+        f"{c['kind']:<8} {safe(c['path'])}" + (f" -> {safe(c['target'])}" if c.get("target") else "")
+        for c in records(detail, "changes")
+    ]
     listed = changes or [safe(path) for path in items(detail, "paths")]
     if listed:
         _print_block("touches", "\n".join(listed))

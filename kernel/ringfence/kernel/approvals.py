@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ringfence.kernel.asking import Asked, describe, versions_of
+from ringfence.kernel.asking import Asked, describe, storable, versions_of
 from ringfence.kernel.journal.types import ApprovalRecord, Entry, JournalError, Phase
 from ringfence.policy.types import Verdict
 from ringfence.syscalls.base import Work
@@ -104,7 +104,7 @@ class Approvals:
             "digest": flight.digest.hex(),
             "asks": sorted(asks, key=repr),
             "versions": await versions_of(flight),
-            "detail": await describe(flight, asked),
+            "detail": storable(await describe(flight, asked)),
             "expires_at": expires.isoformat(),
         }
         keys: list[int] = []
@@ -170,8 +170,9 @@ class Approvals:
         return same and asks <= frozenset(record.asks)
 
     async def _close(self, record: ApprovalRecord | None, why: str) -> None:
-        if record is not None and record.state == "pending":
-            await self._core.store.decide_approval(record.key, "voided", KERNEL, why)
+        if record is not None and record.state in ("pending", "approved"):
+            # INVARIANT: one that no longer covers its call loses its force for good: no later kernel may find it approved.
+            await self._core.store.withdraw_approval(record.key, why)
 
     @staticmethod
     def _refusal(flight: Flight, record: ApprovalRecord) -> SyscallError:

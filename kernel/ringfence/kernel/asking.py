@@ -6,7 +6,7 @@ import asyncio
 import difflib
 from collections.abc import Mapping, Sequence
 from datetime import UTC
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from ringfence.sandbox.workspace import WorkspaceError
@@ -34,6 +34,19 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     question: str = ""
     detail: Mapping[str, Any] = {}
+
+
+def storable(value: Any) -> Any:
+    """The same JSON value with a visible sign for NUL, which the database can't hold."""
+    if isinstance(value, str):
+        return value.replace("\0", "\N{SYMBOL FOR NULL}")
+    if isinstance(value, Mapping):
+        named = cast("Mapping[str, Any]", value)
+        return {storable(name): storable(inner) for name, inner in named.items()}
+    if isinstance(value, list | tuple):
+        listed = cast("Sequence[Any]", value)
+        return [storable(inner) for inner in listed]
+    return value
 
 
 async def versions_of(flight: Flight, named: Sequence[str] | None = None) -> dict[str, str]:

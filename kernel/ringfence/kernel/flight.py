@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 
-from ringfence.kernel.asking import Asked
+from ringfence.kernel.asking import Asked, storable
 from ringfence.kernel.flight_state import FlightState
 from ringfence.kernel.journal.types import ApprovalRecord, Entry, EpochMoved, Phase
 from ringfence.kernel.waits import waiting
@@ -79,7 +79,7 @@ class Flight(FlightState):
     ) -> Confirmed:
         """Judge, and wait here for a person where something asks, or where the program does."""
         self.questions.extend(q for q in questions if q not in self.questions)
-        asked = Asked(question=question, detail=detail or {})
+        asked = Asked(question=storable(question), detail=detail or {})
         record = await self._core.approvals.park(self, asked)
         if record is None:
             return Confirmed()

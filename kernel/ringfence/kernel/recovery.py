@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Any
 
 import msgspec
 from ringfence.kernel.approvals import approved_before, staged_steps
@@ -81,7 +82,7 @@ async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
         if made_again > intent.step:
             # Nothing came of it, or its place would not have been given to another step; a kernel died before it could say so.
             away = JournalUnavailable(f"nothing was done; step {made_again} made the call again")
-            await _close(core, flight, away)
+            await _close(core, flight, away, intent)
         elif row.recovery in _BY_BODY and intent.step not in staged:
             if not await _recover_by_body(core, flight):
                 unknown.append(intent.step)
@@ -91,7 +92,7 @@ async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
                 f"idempotency key; settle it: ringfence resolve {thread.id} {intent.step} --as done|not-done",
                 audit_id=f"{thread.id}/{intent.step}",
             )
-            await _close(core, flight, sent)
+            await _close(core, flight, sent, intent)
             unknown.append(intent.step)
     return unknown
 
@@ -201,8 +202,17 @@ def _recorded_at(thread: Thread, place: tuple[str, int]) -> int:
     return 0 if row is None else row.step
 
 
-async def _close(core: Core, flight: Flight, error: SyscallError) -> None:
+_DECIDED = ("approval", "rules", "grants", "reason", "epoch", "policy_version")
+
+
+async def _close(core: Core, flight: Flight, error: SyscallError, intent: StoredRow | None = None) -> None:
     row = flight.outcome_row(error.outcome, error_payload(error))
+    if intent is not None:
+        # What decided it stands in the intent, and has to be found with what became of it.
+        said: dict[str, Any] = msgspec.json.decode(intent.body)
+        row.verdict = intent.verdict
+        kept = msgspec.json.encode({name: said[name] for name in _DECIDED if name in said})
+        row.body = b"{" + error_payload(error) + kept[1:]
     await core.append_outcome(row)
     place = (flight.lane, flight.lane_step)
     held = flight.thread.replay.unfinished.get(place)

@@ -38,6 +38,14 @@ def was_sent(row: StoredRow) -> bool:
     return row.effect != "READ" and error.get("metadata", {}).get("sent") == "yes"
 
 
+def was_answered(row: StoredRow) -> bool:
+    """Whether a person denied the call: that is an answer, and nobody is asked the same again."""
+    if row.outcome != "denied" or row.verdict != "ask":
+        return False
+    error: dict[str, Any] = json.loads(row.body).get("error") or {}
+    return bool(error.get("metadata", {}).get("by"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
     """A branch and its ancestors, newest first."""
@@ -140,8 +148,8 @@ class Replay:
         row = self.outcomes.get((lane, lane_step))
         if row is None:
             return None
-        if row.outcome in RETRIED and self.last.get(lane) == lane_step and not was_sent(row):
-            return None
+        if row.outcome in RETRIED and self.last.get(lane) == lane_step:
+            return row if was_sent(row) or was_answered(row) else None
         return row
 
     def waits(self) -> list[int]:

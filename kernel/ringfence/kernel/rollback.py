@@ -62,6 +62,7 @@ class Rollback:
             try:
                 waited = await descent.waiting(self._core, thread)
                 await self._end_calls(thread)
+                await self._core.store.withdraw_approvals(thread.key, cut.step, "the agent was rolled back")
                 # INVARIANT: an older rollback that a crash cut short is carried to its end first, never over newer work.
                 older = await self._finish_older(thread)
                 if older is not None and (older[0].cut, older[2]) == (cut.step, path):

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from ringfence.sandbox.changeset import Change, ChangesError, ChangeSet
-from ringfence.sandbox.overlay_apply import apply_changes, content_of, discard, expected, sync_upper
+from ringfence.sandbox.overlay_apply import (
+    apply_changes,
+    content_of,
+    discard,
+    expected,
+    link_target,
+    sync_upper,
+)
 from ringfence.sandbox.overlay_read import read_changes
 
 __all__ = [
@@ -14,6 +21,7 @@ __all__ = [
     "content_of",
     "discard",
     "expected",
+    "link_target",
     "read_changes",
     "sync_upper",
 ]

@@ -82,6 +82,13 @@ def content_of(upper: Path, change: Change, limit: int) -> bytes | None:
     return data if len(data) <= limit else None
 
 
+def link_target(upper: Path, change: Change) -> str | None:
+    """Where a changed link points; None where it is no link."""
+    if change.kind == "remove" or change.node != "link":
+        return None
+    return os.fsdecode(_source(upper, change).readlink())
+
+
 def apply_changes(upper: Path, live: Path, changes: ChangeSet, *, uid: int | None) -> None:
     """Make the live workspace what the overlay showed. Durable on return; may be run again from the start.
 

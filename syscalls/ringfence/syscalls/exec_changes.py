@@ -243,7 +243,7 @@ def _detail(call: Call, changes: ChangeSet, upper: Path) -> dict[str, Any]:
     parts = [_text_diff(call.env, upper, change) for change in listed[:_MOST_DIFFED]]
     return {
         "command": shlex.join(call.plan.questions[0].resource),
-        "changes": [{"kind": change.kind, "path": change.path} for change in listed],
+        "changes": [_shown_change(upper, change) for change in listed],
         "touches": len(changes.changes),
         "diff": "".join(parts)[:_MOST_DIFF_CHARS],
     }
@@ -255,6 +255,12 @@ async def commit(call: Call, upper: Path, changes: ChangeSet, manifest: PointMan
     await call.check_live()
     await _apply(call, upper, changes, manifest)
     await call.failpoint("after_apply")
+
+
+def _shown_change(upper: Path, change: Change) -> dict[str, Any]:
+    shown_change = {"kind": change.kind, "path": change.path, "node": change.node}
+    target = overlay.link_target(upper, change)
+    return shown_change if target is None else {**shown_change, "target": target}
 
 
 def _text_diff(env: Env, upper: Path, change: Change) -> str:

@@ -74,6 +74,24 @@ class ApprovalStore(StoreBase):
         """
         return await self._all("approvals.granted", approval_record, {"agent": agent, "step": step})
 
+    async def withdraw_approval(self, key: int, reason: str) -> None:
+        """Take the force from an approval, decided or not.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        values = {"key": key, "agent": None, "after": None, "reason": reason}
+        await self._all("approvals.withdraw", approval_record, values)
+
+    async def withdraw_approvals(self, agent: AgentKey, after: int, reason: str) -> list[ApprovalRecord]:
+        """Void what waits at a step after `after`, also where no call stands behind it any more.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        values = {"key": None, "agent": agent, "after": after, "reason": reason}
+        return await self._all("approvals.withdraw", approval_record, values)
+
     async def decide_approval(
         self, key: int, state: str, by: str, reason: str, edited: str | None = None
     ) -> ApprovalRecord | None:

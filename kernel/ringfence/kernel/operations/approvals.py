@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -61,9 +62,35 @@ async def show(kernel: Kernel, approval_id: str) -> dict[str, Any]:
     record = await _record(kernel, approval_id)
     agent = await kernel.core.store.agent_by_key(record.agent)
     shown = document(record, "" if agent is None else agent.id, "" if agent is None else agent.name)
+    shown["readable"] = _readable(kernel, record)
     if agent is not None:
         shown["why"] = await _why(kernel, record, agent.id)
     return shown
+
+
+def _readable(kernel: Kernel, record: ApprovalRecord) -> dict[str, Any] | None:
+    """The arguments with bytes as text where they are some; None where the arguments have no bytes."""
+    row = kernel.core.table.get(record.action)
+    if row is None:
+        return None
+    try:
+        arguments, _, _ = decode_arguments(row, (record.edited or record.arguments).encode())
+    except SyscallError:
+        return None
+    fields: dict[str, Any] = msgspec.structs.asdict(arguments)
+    if not any(isinstance(value, bytes) for value in fields.values()):
+        return None
+    given = json.loads(record.edited or record.arguments)
+    return {name: _text(fields[name]) for name in given}
+
+
+def _text(value: Any) -> Any:
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return f"({len(value)} bytes that are no text)"
 
 
 async def _why(kernel: Kernel, record: ApprovalRecord, agent: str) -> list[str]:

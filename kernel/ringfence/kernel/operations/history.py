@@ -295,7 +295,10 @@ async def _record_resolution(
     kernel: Kernel, thread: Thread, held: StoredRow, outcome: str, value: Any, operator: str
 ) -> None:
     step = held.step
-    body: dict[str, Any] = {"resolved_by": operator, "rules": [], "grants": []}
+    known: dict[str, Any] = json.loads(held.body)
+    decided = ("approval", "rules", "grants", "reason", "epoch", "policy_version")
+    body: dict[str, Any] = {"rules": [], "grants": [], **{k: known[k] for k in decided if k in known}}
+    body["resolved_by"] = operator
     if outcome == "done":
         body["result"] = value
     else:

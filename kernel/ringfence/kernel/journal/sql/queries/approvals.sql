@@ -19,6 +19,13 @@ order by p.step
 -- Approvals that a step of an agent has had, with what asked.
 select * from approvals where agent = %(agent)s and step = %(step)s and state = 'approved' order by key
 
+-- name: withdraw
+-- Whatever was said of it holds no longer: of one, or (key null) of all of an agent that wait at a step after the given one.
+update approvals set state = 'voided', reason = %(reason)s, decided_at = clock_timestamp(), decided_by = 'the kernel'
+where (key = %(key)s and state in ('pending', 'approved'))
+    or (%(key)s::bigint is null and agent = %(agent)s and step > %(after)s and state = 'pending')
+returning *
+
 -- name: decide
 -- Once: whoever comes second finds what was decided. One that has run out of time is nobody's to approve any more.
 with d as (

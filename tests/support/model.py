@@ -23,6 +23,7 @@ class Turn:
         usage: (prompt, completion) tokens; None: none is sent.
         status: anything but 200 sends `body` instead of a reply.
         cut_after: parts after which the connection is torn; None: it ends well.
+        garbage_after: parts of a stream after which one comes that is no JSON; None: none does.
         hold: waits for `go` after the first part, or before a whole reply.
     """
 
@@ -36,6 +37,7 @@ class Turn:
     finish: str | None = "stop"
     tool: bool = False
     last_error: str = ""
+    garbage_after: int | None = None
 
 
 @dataclass
@@ -177,7 +179,8 @@ class ModelHost:
             if turn.cut_after == number:
                 self._tear(handler)
                 return
-            self._event(handler, json.dumps({"model": body.get("model"), **chunk}))
+            garbage = "{not json\n\ndata: " if turn.garbage_after == number else ""
+            self._event(handler, garbage + json.dumps({"model": body.get("model"), **chunk}))
             if number == 0:
                 self._wait(turn)
         if turn.last_error:

@@ -44,14 +44,39 @@ def test_a_stream_is_the_same_however_it_is_torn(cuts: list[int]) -> None:
 @pytest.mark.parametrize(
     "data",
     [
+        b"data: {not json\n\n",
+        b"data: []\n\n",
+        b"data: null\n\n",
         b"data: {\n",
-        b"data: []\n",
-        b"data: null\n",
+        b"data: " + b"[" * 100000 + b"\n\n",
+        b"data: x\n" * 100_000,
+    ],
+)
+def test_a_part_that_can_not_be_read_breaks_the_reply(data: bytes) -> None:
+    stream = Stream()
+    stream.feed(delta(content="before") + data + delta(content="after") + END)
+    assert (stream.broken, stream.complete) == (True, False)
+    assert stream.assembled().text == "before"
+
+
+def test_an_event_may_have_several_lines() -> None:
+    stream = Stream()
+    text = delta(content="x").replace(b'"choices"', b'\ndata: "choices"')
+    stream.feed(text + delta(content="y").replace(b"\n\n", b"\n") + END)
+    assert (stream.assembled().text, stream.complete) == ("xy", True)
+    torn = Stream()
+    torn.feed(END.replace(b"data: [DONE]\n\n", b"data: {no\n"))
+    assert not torn.complete
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"data:\n",
         b'data: {"choices":[1]}\n',
         b'data: {"choices":[{"delta":[1]}]}\n',
         b"\xff\xfe\n",
         b"data\n",
-        b"data: " + b"[" * 100000 + b"\n",
         delta(tool_calls=[1, {"index": -1}, {"index": "a"}]),
     ],
 )

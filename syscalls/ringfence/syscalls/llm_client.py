@@ -219,11 +219,13 @@ async def _parts(call: Call, wanted: Ask, response: httpx.Response, attempt: _At
             await call.failpoint("mid_stream")
         if size > BODY_BYTES_MAX:
             raise _broken(call, wanted, attempt, f"`{name}` sent more than {BODY_BYTES_MAX} bytes")
-        if stream.ended:
+        if stream.ended or stream.broken:
             break
     if stream.reply.error:
         said = _line(_masked_text(stream.reply.error, wanted.resource))
         raise _broken(call, wanted, attempt, f"`{name}` broke the reply off: {said}")
+    if stream.broken:
+        raise _broken(call, wanted, attempt, f"`{name}` sent a part of the reply that can't be read")
     if not stream.complete:
         raise _broken(call, wanted, attempt, f"`{name}` ended the reply in the middle")
     return _masked(stream.assembled(), wanted.resource)

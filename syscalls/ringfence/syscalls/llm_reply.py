@@ -14,6 +14,8 @@ from ringfence.syscalls.llm_tokens import count_value
 
 COUNT_MAX: Final = 1 << 40
 TOOLS_MAX: Final = 1024
+EVENT_LINES_MAX: Final = 64
+"""Most lines of one event of a stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,12 +107,17 @@ def usage_of(document: Mapping[str, Any]) -> Usage | None:
 
 
 class Stream:
-    """Puts together the parts of a streamed reply from the bytes as they come."""
+    """Puts together the parts of a streamed reply from the bytes as they come.
+
+    Attributes:
+        broken: whether a part could not be read. What comes after it is not taken: text is missing in between.
+    """
 
     def __init__(self) -> None:
         self.reply = Reply()
-        self.ended = False
+        self.ended = self.broken = False
         self._line = bytearray()
+        self._data: list[bytes] = []  # lines of an event that is not whole yet
         self._pieces: dict[str, list[str]] = {}
         self._tools: dict[int, dict[str, Any]] = {}
 
@@ -121,13 +128,22 @@ class Stream:
         self._line = bytearray(rest)
         for line in lines:
             name, _, value = line.rstrip(b"\r").partition(b":")
-            if name == b"data" and not self.ended:
-                self._event(value.strip())
+            if self.ended or self.broken:
+                return
+            if name == b"data" and value.strip():
+                self._data.append(value.strip())
+                # Hosts that leave out the blank line between events are understood, too.
+                if self._event(b"\n".join(self._data)):
+                    self._data = []
+                self.broken = len(self._data) > EVENT_LINES_MAX
+            elif not name:
+                self.broken = bool(self._data)
 
     @property
     def complete(self) -> bool:
         """Whether the reply came to its end."""
-        return (self.ended or bool(self.reply.finish)) and not self.reply.error
+        whole = not self.reply.error and not self.broken and not self._data
+        return whole and (self.ended or bool(self.reply.finish))
 
     def assembled(self) -> Reply:
         """What has come so far, as one message."""
@@ -138,13 +154,14 @@ class Stream:
         self.reply.message = message
         return self.reply
 
-    def _event(self, data: bytes) -> None:
+    def _event(self, data: bytes) -> bool:
+        """Take an event; False: it is none, or not whole yet."""
         if data == b"[DONE]":
             self.ended = True
-            return
+            return True
         document = decode(data)
         if document is None:
-            return
+            return False
         self.reply.usage = usage_of(document) or self.reply.usage
         self.reply.model = _text(document.get("model")) or self.reply.model
         if document.get("error"):
@@ -154,6 +171,7 @@ class Stream:
             choice = mapping(cast("list[object]", choices)[0])
             self.reply.finish = _text(choice.get("finish_reason")) or self.reply.finish
             self._delta(mapping(choice.get("delta")))
+        return True
 
     def _delta(self, delta: Mapping[str, Any]) -> None:
         for key, value in delta.items():

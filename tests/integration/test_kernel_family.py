@@ -207,13 +207,25 @@ def test_a_revoke_cancels_calls_of_descendants_and_lists_them(scene: Scene) -> N
 def test_totals_come_out_of_the_parents(scene: Scene) -> None:
     parent = scene.hold(allow=['spawn: "*"', "now"], more="budgets: {total: {calls: 20}}")
     parent.refused(InvalidRequest, lambda: parent.rf.spawn("x", HELD))
-    child = child_of(parent, budgets={"total": {"calls": 10}})
-    parent.refused(BudgetExhausted, lambda: parent.rf.spawn("x", HELD, budgets={"total": {"calls": 10}}))
+    child = child_of(parent, budgets={"total": {"calls": 10}, "on_exhausted": "refuse"})
+    error = parent.refused(
+        BudgetExhausted, lambda: parent.rf.spawn("x", HELD, budgets={"total": {"calls": 10}})
+    )
+    assert int(error.metadata["left"]) in range(1, 10)
+    # Most of its budget is there: it goes on, and asks for less.
+    assert parent.rf.now()
+    assert (scene.show(parent.id)["state"], scene.show(parent.id)["process"]) == ("running", "live")
+    child_of(parent, "less", budgets={"total": {"calls": 2}})
     for _ in range(10):
         child.rf.now()
     child.refused(BudgetExhausted, child.rf.now)
     left = {b["name"]: b["left"] for b in scene.show(parent.id)["budgets"]}
     assert left["calls"] < 10
+
+
+def test_a_spawn_takes_its_own_way_from_the_start(scene: Scene) -> None:
+    child_of(scene.hold(allow=['spawn: "*"']))
+    assert "bug in" not in scene.kernel.log.read_text()
 
 
 def test_generations_are_bounded(scene: Scene) -> None:

@@ -189,6 +189,16 @@ def test_a_cut_stream_is_charged_by_what_came(scene: Scene, host: ModelHost) -> 
     assert [s["outcome"] for s in held.steps()] == ["error"] * 4
 
 
+def test_a_stream_with_a_part_that_can_not_be_read_is_cut_there(scene: Scene, host: ModelHost) -> None:
+    host.script(Turn(words=("One ", "two ", "three"), garbage_after=1, usage=(40, 20)))
+    held = scene.hold(allow=ALLOW, more="budgets: {total: {tokens: 10k}}")
+    error = held.refused(ReplyCut, lambda: held.rf.llm.complete(model="gpt-4o", messages=HELLO, stream=True))
+    assert "can't be read" in str(error)
+    assert error.metadata["partial"] == "One "
+    assert view(held, "tokens")["used"] == float(error.metadata["tokens"]) > 0
+    assert view(held, "tokens")["reserved"] == 0
+
+
 def test_a_reply_of_which_nothing_came_keeps_its_reservation(scene: Scene, host: ModelHost) -> None:
     host.script(Turn(cut_after=0))
     held = scene.hold(allow=ALLOW, more="budgets: {total: {tokens: 10k}}")
@@ -347,6 +357,21 @@ def test_a_wait_that_is_too_long_is_told_at_once(
     other.refused(QuotaExceeded, lambda: other.rf.http.post(f"{base}/b", json={}))
     assert len(host.asked) == 1
     assert [s["outcome"] for s in held.steps() + other.steps()] == ["refused", "refused"]
+
+
+def test_a_call_that_is_larger_than_the_whole_total_is_refused_and_parks_nobody(
+    scene: Scene, host: ModelHost
+) -> None:
+    host.script(Turn(usage=(20, 30)))
+    held = scene.hold(allow=ALLOW, more="budgets: {total: {tokens: 300}}")
+    error = held.refused(
+        BudgetExhausted, lambda: held.rf.llm.complete(model="gpt-4o", messages=HELLO, max_tokens=400)
+    )
+    assert (error.metadata["limit"], error.metadata["left"]) == ("300", "300")
+    assert "is too small for this" in str(error)
+    assert host.asked == []
+    assert held.rf.llm.complete(model="gpt-4o", messages=HELLO, max_tokens=200).text == "Good day."
+    assert scene.show(held.id)["process"] == "live"
 
 
 def test_an_agent_that_would_be_parked_waits_for_calls_under_way(scene: Scene, host: ModelHost) -> None:

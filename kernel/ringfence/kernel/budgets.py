@@ -182,6 +182,11 @@ class Budgets:
         held = 0.0 if when_settled else self._held.get(name, 0.0)
         return self._spent.get(name, 0.0) + held + amount <= limit[0] + _ROUNDING
 
+    def oversized(self, name: str, amount: float) -> bool:
+        """Whether a call asks for more than the whole of a total of which something is left: it has to ask for less."""
+        limit = self._totals.get(name)
+        return limit is not None and amount > limit[0] + _ROUNDING and self.has_room(name)
+
     def release(self, name: str, amount: float = 1.0) -> None:
         """Give back what was reserved for a call that did not run."""
         kept = self._held if name in AMOUNTS else self._spent
@@ -214,9 +219,11 @@ class Budgets:
             if self.fits(name, amount, when_settled=True)
             else ""
         )
+        # Of what is left a smaller call may still be made.
+        state, less = ("is too small for this", "ask for less, or ") if left > _ROUNDING else ("is spent", "")
         return BudgetExhausted(
-            f"budget `{name}` is spent: limit {plain(limit)}, used {plain(used)}{busy}, asked {plain(amount)}, "
-            f"left {plain(left)}; it never refills by itself; {again}raise it: {more}",
+            f"budget `{name}` {state}: limit {plain(limit)}, used {plain(used)}{busy}, asked {plain(amount)}, "
+            f"left {plain(left)}; it never refills by itself; {again or less}raise it: {more}",
             budget=name,
             limit=plain(limit),
             used=plain(used),

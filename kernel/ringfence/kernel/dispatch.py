@@ -28,6 +28,7 @@ from ringfence.kernel.journal.types import Entry, EpochMoved, JournalError, Phas
 from ringfence.kernel.journal.types import Row as JournalRow
 from ringfence.kernel.kernel_log import PLACE
 from ringfence.kernel.outcomes import UNRECORDED, Outcomes, Request, inline_payload, printable
+from ringfence.kernel.parking import held, unanswered
 from ringfence.kernel.prepared import run_prepared
 from ringfence.kernel.recovery import settle_again
 from ringfence.kernel.replay import Unfinished
@@ -79,6 +80,8 @@ class Dispatcher:
                 await settle_again(self._core, thread)
             except UNRECORDED as error:
                 return Answer(step=0, failure=error)
+        if thread.parking is not None and await held(thread):
+            return unanswered()
         # INVARIANT: looked at last, with nothing to wait for until a new call has its place: of two who ask, one makes it.
         flying = thread.by_lane.get(place)
         if flying is not None and flying.answer is not None:

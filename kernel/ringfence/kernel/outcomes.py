@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Callable
 
 import msgspec
+from ringfence.kernel import parking
 from ringfence.kernel.config import ARGUMENT_BYTES_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
@@ -19,7 +20,6 @@ from ringfence.kernel.thread import Thread
 from ringfence.syscalls.base import Recovery
 from ringfence.syscalls.codec import Decoded, decode_arguments
 from ringfence.syscalls.errors import (
-    BudgetExhausted,
     Conflict,
     Fenced,
     InvalidRequest,
@@ -105,7 +105,13 @@ class Outcomes:
     # -- failures -------------------------------------------------------------------------------------------------
 
     async def fail(self, flight: Flight, error: SyscallError) -> Answer:
-        """Record a refusal or failure, then answer with it."""
+        """Record a refusal or failure, then answer with it; withheld where the agent is parked for it."""
+        why = parking.parks(flight, error)
+        if why:
+            return await parking.park(flight, why, lambda: self._fail(flight, error))
+        return await self._fail(flight, error)
+
+    async def _fail(self, flight: Flight, error: SyscallError) -> Answer:
         flight.ending = True
         if flight.rerun and not flight.effect_started and error.outcome != "unknown":
             # INVARIANT: nobody says that it was not done on the word of what refuses to do it again.
@@ -134,14 +140,7 @@ class Outcomes:
         self._keep(flight, row)
         if error.outcome == "unknown":
             await self.show_unknown(flight.thread)
-        return Answer(step=flight.step, failure=error, park=self._parks(flight.thread, error))
-
-    @staticmethod
-    def _parks(thread: Thread, error: SyscallError) -> str:
-        """What an agent that has spent a total waits for: a person, unless its program wants to hear of it."""
-        if isinstance(error, BudgetExhausted) and thread.manifest.budgets.on_exhausted == "park":
-            return f"budget `{error.metadata.get('budget', '')}`"
-        return ""
+        return Answer(step=flight.step, failure=error)
 
     async def show_unknown(self, thread: Thread) -> None:
         """Show that an agent needs a person to settle an outcome; one that an operator froze or ended stays so."""

@@ -140,7 +140,7 @@ class Processes:
         if thread.unreadable:
             await self._fail(thread, SandboxError(thread.unreadable))
         thread.lanes.clear()
-        thread.live_lanes = 0
+        thread.live_lanes, thread.parking = 0, None
         # Calls of an earlier start that wait for an operator: their program is gone, the new one asks for itself.
         async with thread.resolved:
             thread.resolved.notify_all()
@@ -236,7 +236,7 @@ class Processes:
         facts = {"reason": ended.reason.value, "code": ended.code}
         await self.insist(lambda: self._core.event(thread.key, "agent.exit", thread.id, **facts))
         shown = thread.shown == (thread.state, thread.waiting_for)  # parked by its calls, not by anybody
-        held = thread.state in ("unknown", "parked", "killed") and not shown
+        held = thread.parking is not None or (thread.state in ("unknown", "parked", "killed") and not shown)
         if held or thread.generation != generation:
             return  # an operator was here meanwhile, and may have started it again
         if thread.state == "paused" and (ended.reason is not ExitReason.EXIT or ended.code):

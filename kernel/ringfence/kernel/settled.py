@@ -33,6 +33,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         failure: why it did not succeed.
         replayed: whether it came from the journal.
         park: why the agent has to be parked after this answer; empty otherwise.
+        withheld: whether nobody gets it: the program is ended first.
     """
 
     step: int
@@ -40,6 +41,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     failure: SyscallError | None = None
     replayed: bool = False
     park: str = ""
+    withheld: bool = False
 
 
 class _Body(msgspec.Struct):

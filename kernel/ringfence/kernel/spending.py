@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from ringfence.kernel.budgets import AMOUNTS
+from ringfence.syscalls.errors import BudgetExhausted
 
 if TYPE_CHECKING:
     from ringfence.kernel.thread import Thread
@@ -19,15 +20,17 @@ class Spending:
         reserved: what it holds, by total.
         settled: what it is known to have taken of tokens and dollars; None: nobody said yet.
         again: whether an attempt under the same intent died with its kernel.
+        spent: the total that did not cover the call and has to be raised by a person; empty: none.
     """
 
-    __slots__ = ("again", "reserved", "settled", "thread")
+    __slots__ = ("again", "reserved", "settled", "spent", "thread")
 
     def __init__(self, thread: Thread) -> None:
         self.thread = thread
         self.reserved: dict[str, float] = {}
         self.settled: Mapping[str, float] | None = None
         self.again = False
+        self.spent = ""
 
     def reserve(self, name: str, amount: float = 1.0) -> None:
         """Reserve of a total for this call, once.
@@ -35,9 +38,14 @@ class Spending:
         Raises:
             BudgetExhausted: it is spent.
         """
-        if name not in self.reserved:
+        if name in self.reserved:
+            return
+        try:
             self.thread.budgets.reserve(name, amount)
-            self.reserved[name] = amount
+        except BudgetExhausted:
+            self.spent = "" if self.thread.budgets.oversized(name, amount) else name
+            raise
+        self.reserved[name] = amount
 
     @property
     def _held(self) -> dict[str, float]:

@@ -121,6 +121,7 @@ class Straight:
             or place in replay.outcomes
             or place in replay.unfinished
             or place in thread.unsettled
+            or thread.parking is not None
             or rights.limited
             or rights.expired
             or thread.budgets.rated(request.action)
@@ -228,7 +229,7 @@ class _OnItsWay:
 
 def _straight_plan(row: TableRow) -> Callable[[Any, Any], Plan] | None:
     """What plans a row that goes straight; None: it doesn't."""
-    if row.intent or row.waits or row.effect is Effect.DESTROY:
+    if row.intent or row.waits or row.prepares or row.effect is Effect.DESTROY:
         return None
     if row.recovery is Recovery.ATOMIC:
         return row.body.plan

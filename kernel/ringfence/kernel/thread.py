@@ -68,6 +68,9 @@ class Thread:
         self.on_rest: Callable[[Thread, bool], None] | None = None
         self.program: Program | None = None
         self.frozen = False
+        self.parking: asyncio.Future[bool] | None = (
+            None  # whether it is to be parked; None: nothing speaks for it
+        )
         self.generation = 0
         self.operation = asyncio.Lock()
         self.loading = asyncio.Lock()

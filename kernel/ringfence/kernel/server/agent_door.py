@@ -281,6 +281,9 @@ class AgentDoor:
             if answer.failure is not None:
                 if answer.park:
                     await self._on_park(self._thread, answer)
+                if answer.withheld:
+                    # Until the program is ended, and this door is closed with it.
+                    await asyncio.Event().wait()
                 end_with(context, answer.failure)
                 return row.response_class()
             return result_to_message(row, answer.result or b"{}")

@@ -22,7 +22,7 @@ class Replies:
 
         Args:
             context: of the stream.
-            parks: told of an answer after which the agent is to be parked, once it is written.
+            parks: told of an answer after which the agent is to be parked, once it is written or withheld.
         """
         self._context = context
         self._parks = parks
@@ -65,7 +65,7 @@ class Replies:
             while self._ready:
                 call_id, answer, written = self._ready.popleft()
                 try:
-                    if not gone:
+                    if not gone and not answer.withheld:
                         await self._context.write(_response(call_id, answer))
                 except (rpc.RpcError, aio.BaseError, asyncio.InvalidStateError):
                     # A client that is gone can't be told; its successor reads the answer from the journal.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 LOG_BYTES_MAX = 8 << 20
@@ -69,8 +69,8 @@ class LogPump:
         except FileNotFoundError:
             return ""
 
-    async def follow(self, alive: asyncio.Event) -> AsyncIterator[bytes]:
-        """Everything kept, then what comes, until `alive` is cleared and the stream has ended."""
+    async def follow(self, over: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """Everything kept, then what comes, until it is `over`: no program writes any more, and none will."""
         position = 0
         async for data in self.read():
             yield data
@@ -87,7 +87,7 @@ class LogPump:
                 position += len(data)
                 yield data
                 continue
-            if not alive.is_set():
+            if over():
                 return
             try:
                 async with asyncio.timeout(0.5), self._changed:

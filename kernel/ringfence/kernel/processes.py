@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -48,7 +48,6 @@ class _Running:
     door: AgentDoor
     pumps: list[asyncio.Task[None]]
     watcher: asyncio.Task[None] | None = None
-    alive: asyncio.Event = field(default_factory=asyncio.Event)
     ending: bool = False
     generation: int = 0
 
@@ -103,11 +102,6 @@ class Processes:
         if thread.program is None:
             return "none"
         return "frozen" if thread.frozen else "live"
-
-    def alive(self, thread: Thread) -> asyncio.Event:
-        """Set while a program of the thread lives."""
-        running = self._running.get(thread.key)
-        return running.alive if running is not None else asyncio.Event()
 
     def log_of(self, thread: Thread, stream: str) -> LogPump:
         """The log of `stdout` or `stderr`."""
@@ -167,7 +161,6 @@ class Processes:
                 os.close(fd)
         thread.frozen = False
         running = _Running(door=door, pumps=pumps, generation=thread.generation)
-        running.alive.set()
         self._running[thread.key] = running
         try:
             await self.insist(lambda: self._record_start(thread))
@@ -218,7 +211,6 @@ class Processes:
         await asyncio.gather(*running.pumps, return_exceptions=True)
         await running.door.close()
         thread.program = None
-        running.alive.clear()
         if running.ending or self._core.stopping:
             return
         # An agent's death cancels nothing: its calls finish and are recorded before it is judged or started again.

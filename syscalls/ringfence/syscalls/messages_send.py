@@ -76,9 +76,13 @@ def check(to: str, done: dict[str, Any]) -> dict[str, Any]:
         ids = ", ".join(done["several"])
         raise InvalidRequest(f"several agents are named `{to}`: {ids}; send to one of these ids")
     if "ended" in done:
+        way = (
+            f"roll it back first: `ringfence rollback {done['ended']} --to STEP --start`"
+            if done["state"] == "done"
+            else f"start it again with `ringfence start {done['ended']}`"
+        )
         raise NoSuchResource(
-            f"the agent `{done['ended']}` has ended ({done['state']}), so its mailbox takes no messages; "
-            f"start it again with `ringfence start {done['ended']}`"
+            f"the agent `{done['ended']}` has ended ({done['state']}), so its mailbox takes no messages; {way}"
         )
     if "full" in done:
         raise QuotaExceeded(

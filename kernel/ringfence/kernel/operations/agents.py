@@ -131,12 +131,18 @@ async def wait(kernel: Kernel, name: str, parked_for: str = "") -> dict[str, Any
     }
 
 
+def _over(kernel: Kernel, thread: Thread) -> bool:
+    """Whether whoever follows an agent has seen all that this kernel will see of it. One that waits goes on some time."""
+    elsewhere = kernel.core.threads.get(thread.key) is not thread
+    return thread.state in FINAL_STATES or elsewhere or kernel.core.stopping
+
+
 async def logs(kernel: Kernel, name: str, *, follow: bool, stderr: bool) -> AsyncIterator[bytes]:
     """The agent's own output."""
     thread = await kernel.thread(name)
     pump = kernel.processes.log_of(thread, "stderr" if stderr else "stdout")
     if follow:
-        async for data in pump.follow(kernel.processes.alive(thread)):
+        async for data in pump.follow(lambda: thread.program is None and _over(kernel, thread)):
             yield data
         return
     async for data in pump.read():
@@ -211,18 +217,27 @@ async def step_documents(
 
 
 async def steps(kernel: Kernel, name: str, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
-    """The journal as a person reads it."""
+    """The journal as a person reads it. Of a followed agent a call that waits for a person is shown, and again when it went on."""
     record = await kernel.record(name, removed=True)
     last = 0
+    parked: set[int] = set()
     while True:
         thread = kernel.core.threads.get(record.key)
-        over = thread is None or settled(thread.state)
+        over = thread is None or _over(kernel, thread)
+        under_way = set[int]() if thread is None else {flight.step for flight in thread.flights.values()}
+        for step in sorted(parked - under_way):
+            document = await anext(step_documents(kernel, record, step - 1), None)
+            if document is not None and (document["step"], document["outcome"]) != (step, "parked"):
+                parked.discard(step)
+                yield document
         async for document in step_documents(kernel, record, last):
             if follow and document["outcome"] is None and not over:
                 break
             last = document["step"]
+            if document["outcome"] == "parked":
+                parked.add(last)
             yield document
-        if not follow or over or thread is None:
+        if not follow or over:
             return
         await asyncio.sleep(0.1)
 

@@ -30,7 +30,7 @@ from ringfence.console import (
     commands_undo,
     completion,
 )
-from ringfence.console.errors import ReaderGone
+from ringfence.console.errors import ConsoleError, ExitCode, ReaderGone
 from ringfence.console.guard import Guard
 from ringfence.console.session import Branch, global_options
 from ringfence.kernel.config import GRPC_ENVIRONMENT, VERSION
@@ -86,6 +86,7 @@ class Root(click.Group):
         del standalone_mode, windows_expand_args
         with Guard() as guard:
             given = list(sys.argv[1:] if args is None else args) or ["--help"]
+            _check_text([*given, os.environ.get("RINGFENCE_DATA", "")])
             code = super().main(given, prog_name, complete_var, standalone_mode=False, **extra)
             guard.code = code if isinstance(code, int) else 0
             sys.stdout.flush()
@@ -160,8 +161,32 @@ def main() -> NoReturn:
     # gRPC reads these when it is first imported.
     for name, value in GRPC_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    _stand_in()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that can't show a letter is no reason to fail.
             stream.reconfigure(errors="backslashreplace")
     root.main()
+
+
+def _check_text(words: Sequence[str]) -> None:
+    """Refuse what no message to the kernel can hold, once for all commands."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(word).decode(errors="backslashreplace")
+            raise ConsoleError(
+                f"`{shown}` is not UTF-8 text; give names, paths and texts in UTF-8", ExitCode.USAGE
+            ) from None
+
+
+def _stand_in() -> None:
+    """Put the null device where the caller closed a standard stream.
+
+    Else the next file or socket would get its number, and be read from or written to as if it were it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(nowhere, "w" if number else "r", encoding="utf-8"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -12,7 +10,8 @@ import click
 from ringfence.console import render
 from ringfence.console.documents import as_record
 from ringfence.console.durations import parse_time, plural, utc
-from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
+from ringfence.console.errors import ConsoleError, ExitCode
+from ringfence.console.outputs import STANDARD_OUTPUT, whole_file
 from ringfence.console.progress import Progress
 from ringfence.console.render import Column, RunningTable
 from ringfence.console.session import Commands, Session
@@ -45,7 +44,11 @@ _AUDIT = (
 @click.argument("words", nargs=-1, metavar="[AGENT | verify [FILE]]")
 @click.option("--since", metavar="TIME", help="Only later records: RFC 3339, or how long ago, such as 1h.")
 @click.option(
-    "--export", "export", type=click.Path(path_type=Path), metavar="FILE", help="Write them to a file."
+    "--export",
+    "export",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write them to a file; `-` is standard output.",
 )
 def audit(session: Session, words: tuple[str, ...], since: str | None, export: Path | None) -> int:
     """Show the evidence, or check its chains and anchors.
@@ -118,27 +121,17 @@ def _verify_file(path: Path) -> dict[str, Any]:
 def _export(session: Session, documents: Iterable[Mapping[str, Any]], target: Path) -> int:
     """Write records as JSON lines. The file appears when it is whole, and only its owner may read it."""
     rows = 0
+    with (
+        Progress("exporting", unit="records", shown=not session.as_json) as progress,
+        whole_file(target) as file,
+    ):
+        for document in documents:
+            file.write(to_json(document).encode() + b"\n")
+            rows += 1
+            progress.add()
+    if target == STANDARD_OUTPUT:
+        return ExitCode.OK
     target = target.absolute()
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
-    except OSError as error:
-        raise _unwritable(target, error) from None
-    try:
-        with (
-            Progress("exporting", unit="records", shown=not session.as_json) as progress,
-            os.fdopen(handle, "w", encoding="utf-8") as file,
-        ):
-            for document in documents:
-                file.write(to_json(document) + "\n")
-                rows += 1
-                progress.add()
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(target)
-    except OSError as error:
-        raise _unwritable(target, error) from None
-    finally:
-        Path(name).unlink(missing_ok=True)
     if session.as_json:
         render.emit({"file": str(target), "rows": rows})
     else:
@@ -168,7 +161,3 @@ def _bad_record(first_bad: object) -> str:
         return f"{why}"
     whose = f"kernel {-chain}" if isinstance(chain, int) and chain < 0 else f"chain {chain}"
     return f"{whose}, record {pos}: {why}"
-
-
-def _unwritable(target: Path, error: OSError) -> ConsoleError:
-    return ConsoleError(f"`{target}` can't be written: {os_error_text(error)}; give another file")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +10,13 @@ from ringfence.console import render
 from ringfence.console.documents import records
 from ringfence.console.durations import plural, size
 from ringfence.console.errors import ConsoleError, ExitCode
+from ringfence.console.outputs import STANDARD_OUTPUT, whole_file
 from ringfence.console.progress import Progress
 from ringfence.console.session import Commands, Session
 from ringfence.console.text import safe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 commands = Commands()
 
@@ -105,9 +104,9 @@ def remove(session: Session, agent: str) -> int:
     "--to",
     "target",
     required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The file to write.",
+    help="The file to write; `-` is standard output.",
 )
 def export(session: Session, agent: str, target: Path) -> int:
     """Write an agent into one file for another kernel.
@@ -116,8 +115,14 @@ def export(session: Session, agent: str, target: Path) -> int:
     are in it, sealed with the key of this kernel's anchors. Secrets are not. A running agent is held still for as
     long as its picture is taken. The file appears when it is whole, and only you may read it.
     """
-    with Progress("exporting", shown=not session.as_json) as progress:
-        written = _write(target.absolute(), progress.counted(session.client().chunks("Export", agent=agent)))
+    if target == STANDARD_OUTPUT and render.to_terminal():
+        raise ConsoleError("an agent is no text for a terminal; redirect it, or name a file", ExitCode.USAGE)
+    written = 0
+    with Progress("exporting", shown=not session.as_json) as progress, whole_file(target) as file:
+        for part in progress.counted(session.client().chunks("Export", agent=agent)):
+            written += file.write(part)
+    if target == STANDARD_OUTPUT:
+        return ExitCode.OK
     if session.as_json:
         render.emit({"file": str(target.absolute()), "size_bytes": written})
     else:
@@ -165,25 +170,3 @@ def import_(session: Session, file: Path, name: str, signed_by: Path | None) -> 
             [(key, document.get(key)) for key in ("id", "name", "state", "source", "records", "origin")]
         )
     return ExitCode.OK
-
-
-def _write(target: Path, parts: Iterable[bytes]) -> int:
-    """Write a file that appears when it is whole; returns its length."""
-    written = 0
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                for part in parts:
-                    written += file.write(part)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(target)
-        finally:
-            Path(name).unlink(missing_ok=True)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ConsoleError(
-            f"can't write `{target}`: {reason}; choose another place", ExitCode.USAGE
-        ) from None
-    return written

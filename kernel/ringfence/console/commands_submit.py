@@ -165,6 +165,8 @@ def _read(name: str, what: str, limit: int) -> bytes:
         else:
             with Path(name).open("rb") as file:
                 data = file.read(limit + 1)
+    except IsADirectoryError:
+        raise ConsoleError(f"`{name}` is a directory; name a file in it", ExitCode.USAGE) from None
     except OSError as error:
         raise ConsoleError(
             f"`{name}` can't be read as {what}: {os_error_text(error)}; check the path", ExitCode.USAGE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., int | None])
 
+_NEGATIVE = re.compile(r"-\.?\d")
 _GLOBALS = ("data", "connect", "as_json")
 
 
@@ -32,7 +34,8 @@ def global_options(*, envvar: str | None = None) -> list[click.Option]:
     return [
         click.Option(
             ["--data"],
-            type=click.Path(path_type=Path),
+            # Not looked at here: whose it is not is told how to get in, with the exit code of a refusal.
+            type=click.Path(path_type=Path, readable=False),
             metavar="DIR",
             envvar=envvar,
             help="Data directory of the kernel. Default: $RINGFENCE_DATA, else the user's data directory.",
@@ -127,6 +130,17 @@ class Leaf(click.Command):
     """A command. Its help ends with examples."""
 
     examples: tuple[str, ...] = ()
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse what follows the command's name."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            number = next((word for word in given if _NEGATIVE.match(word)), None)
+            if number is None or not number.startswith(error.option_name):
+                raise
+            raise click.UsageError(f"`{number}` is below zero; give a value from 0 on", ctx) from None
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples as they are typed, without wrapping."""

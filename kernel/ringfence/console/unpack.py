@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
 from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
+from ringfence.console.outputs import STANDARD_OUTPUT, no_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,6 +49,10 @@ def unpack(parts: Iterator[bytes], target: Path, *, force: bool) -> Pulled:
     Raises:
         ConsoleError: a file is there already (exit 5), the tar is broken, or the target can't be written.
     """
+    if target == STANDARD_OUTPUT:
+        raise ConsoleError(
+            "`-` is no directory; give one with `--to`, `./-` where it is named so", ExitCode.USAGE
+        )
     target = target.absolute()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -195,8 +200,9 @@ def _check_free(target: Path, files: list[Path], folders: list[Path], *, force: 
             raise _in_the_way(there, "it is no directory; move it away first")
     for name in files:
         there = target / name
-        if there.is_dir() and not there.is_symlink():
-            raise _in_the_way(there, "it is a directory; move it away first")
+        kind = no_file(there)
+        if kind and not there.is_symlink():
+            raise _in_the_way(there, f"it is {kind}; move it away first")
         if os.path.lexists(there) and not force:
             raise _in_the_way(there, "pull into an empty directory, or use `--force` to replace files")
 

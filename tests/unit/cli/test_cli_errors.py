@@ -242,3 +242,47 @@ def test_a_real_interrupt_of_a_followed_stream(door) -> None:
     out, said = child.communicate()
     released.set()
     assert (child.returncode, out, said.strip()) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("show", "\udcff"),
+        ("send", "bot", "\udcff"),
+        ("approvals", "deny", "a1", "--reason", "\udcff"),
+        ("policy", "can-i", "bot", "fs.read", "\udcff"),
+        ("pull", "bot", "--to", "\udcff"),
+        ("rollback", "bot", "--to", "3", "--path", "\udcff"),
+        ("ps", "--data", "\udcff"),
+    ],
+)
+def test_an_argument_that_is_no_text(words, door, run) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert line(result) == "`\\xff` is not UTF-8 text; give names, paths and texts in UTF-8"
+    assert door.requests == []
+
+
+def test_a_number_below_zero_is_not_taken_for_an_option(door, run) -> None:
+    result = run("budget", "bot", "set", "usd", "-1.5")
+    assert result.exit_code == 2
+    assert line(result) == "`-1.5` is below zero; give a value from 0 on; see `ringfence budget --help`"
+    assert "no such option `-x`" in line(run("budget", "bot", "-x"))
+    assert door.requests == []
+
+
+@pytest.mark.parametrize("words", [("policy", "lint"), ("submit",)])
+def test_a_directory_for_a_file(words, run, tmp_path) -> None:
+    result = run(*words, tmp_path)
+    assert (result.exit_code, line(result)) == (2, f"`{tmp_path}` is a directory; name a file in it")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_the_data_directory_of_another_user(door) -> None:
+    door.data.chmod(0o700)
+    # Imported before it becomes the other user, who may not read this interpreter's directory.
+    program = "import os, ringfence.console.client, ringfence.console.cli as c; os.setgroups([]); os.setgid(65534); os.setuid(65534); c.main()"
+    words = [sys.executable, "-c", program, "ps", "--data", str(door.data)]
+    done = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert "does not let you in: permission denied; run as the user that started the kernel" in done.stderr

@@ -149,7 +149,7 @@ def test_an_image_counts_as_one_and_not_as_its_bytes() -> None:
         (429, {"retry-after": "soon"}, b"", 4),
         (429, {"retry-after": "nan"}, b"", 1),
         (429, {"retry-after": "-3"}, b"", 0.05),
-        (429, {"retry-after": "1e30"}, b"", 86400),
+        (429, {"retry-after": "1e30"}, b"", 3600),
         (429, {}, b'{"error":{"message":"Rate limit reached. Please try again in 1.2s. Visit us."}}', 1.2),
         (429, {}, b'{"error":{"message":"try again in 20ms"}}', 0.05),
         (429, {}, b'{"error":{"message":"Please retry after 1m30s"}}', 90),

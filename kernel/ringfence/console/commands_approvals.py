@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from ringfence.console import render
-from ringfence.console.documents import items, record, records
+from ringfence.console.documents import as_record, items, record, records
 from ringfence.console.durations import seconds, span
 from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
 from ringfence.console.render import Column
@@ -95,7 +95,7 @@ def show(session: Session, id: str) -> int:  # noqa: A002 - as the contract name
     given = shown["arguments"] if shown["edited"] is None else shown["edited"]
     title = "arguments" if shown["edited"] is None else "edited arguments"
     _print_block(title, to_json(shown.get("readable") or given, indent=2))
-    _print_detail(detail)
+    _print_detail(detail, as_record(given))
     if shown["state"] == "pending":
         render.note(f"decide: ringfence approvals approve {shown['id']}, or deny {shown['id']} --reason TEXT")
     return ExitCode.OK
@@ -107,15 +107,17 @@ def _print_block(title: str, text: str) -> None:
     render.say("\n".join(f"  {safe(line)}" for line in text.split("\n")))
 
 
-def _print_detail(detail: Mapping[str, Any]) -> None:
+def _print_detail(detail: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     changes = [
         f"{c['kind']:<8} {safe(c['path'])}" + (f" -> {safe(c['target'])}" if c.get("target") else "")
         for c in records(detail, "changes")
     ]
     listed = changes or [safe(path) for path in items(detail, "paths")]
     if listed:
-        _print_block("touches", "\n".join(listed))
-    if detail.get("details") is not None:
+        more = int(detail.get("touches") or 0) - len(listed)
+        _print_block("touches", "\n".join([*listed, *([f"and {more} more"] if more > 0 else [])]))
+    # What a program's own question came with is among the arguments already.
+    if detail.get("details") is not None and detail["details"] != arguments.get("details"):
         _print_block("details", to_json(detail["details"], indent=2))
     if detail.get("diff"):
         _print_block("diff", str(detail["diff"]))

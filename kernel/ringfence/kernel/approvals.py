@@ -179,7 +179,7 @@ class Approvals:
         rules = ",".join(dict.fromkeys(str(ask[0]) for ask in record.asks))
         facts = {"rule": rules, "audit_id": flight.audit_id, "verdict": "ask", "approval": record.id}
         if record.state == "denied":
-            text = f"{record.decided_by} denied approval {record.id}: {record.reason}"
+            text = f"{record.decided_by} denied approval {record.id}: {' '.join(record.reason.split())}"
             return Denied(text, **facts, answer=record.reason, by=record.decided_by or "")
         if record.state == "expired":
             until = f"{record.expires_at.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"

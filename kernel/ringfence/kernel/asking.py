@@ -95,7 +95,8 @@ async def describe(flight: Flight, asked: Asked | None) -> dict[str, Any]:
     if asked is not None and asked.question:
         detail["question"] = asked.question
     if len(flight.questions) > 1:
-        detail["touches"] = len(flight.questions)
+        # Of a command the body has counted what it changed; the command itself is a question too.
+        detail.setdefault("touches", len(flight.questions))
         detail["paths"] = [_shown(q.resource) for q in flight.questions[:LISTED_MAX]]
     if flight.row.action in ("fs.write", "fs.append") and "diff" not in detail:
         diff = await asyncio.to_thread(_diff, flight)

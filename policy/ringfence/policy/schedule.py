@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ringfence.policy.manifest_types import Schedule
 
 _LOOKED_FROM: Final = datetime(2024, 1, 1, tzinfo=UTC)
+_FIELDS: Final = 5
 _BAD_LINE: Final = (CronSimError, ValueError, AssertionError, TypeError, RecursionError)
 
 
@@ -37,8 +38,21 @@ def cron_problem(line: str) -> str | None:
     except StopIteration:
         return "never fires"
     except _BAD_LINE as error:
+        if len(line.split()) >= _FIELDS and _reads_in_some_month(line):
+            return "never fires"
         return f"can't be read: {str(error) or 'a field is wrong'}".lower()
     return None
+
+
+def _reads_in_some_month(line: str) -> bool:
+    """Whether only its month is in the way, as in `0 0 30 2 *`."""
+    *before, days, months, weekdays = line.split()
+    try:
+        CronSim(" ".join((*before, days, "*", weekdays)), _LOOKED_FROM)
+        CronSim(" ".join((*before, "*", months, weekdays)), _LOOKED_FROM)
+    except _BAD_LINE:
+        return False
+    return True
 
 
 def next_fire(schedule: Schedule, after: datetime, anchor: datetime) -> datetime | None:

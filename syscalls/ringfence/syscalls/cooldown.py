@@ -32,7 +32,8 @@ SPACING_S: Final = 0.25
 """Between the starts of two calls that waited for the same upstream."""
 FIRST_WAIT_S: Final = 1.0
 """How long an upstream is left alone that names no time; doubled with each attempt."""
-WAIT_S_MAX: Final = 86400.0
+WAIT_S_MAX: Final = 3600.0
+"""Longest time that an upstream is left alone for one answer, whatever it names: a wrong number must not shut it off."""
 
 TOO_MANY: Final = 429
 UNAVAILABLE: Final = 503
@@ -102,7 +103,8 @@ class Cooldown:
         left = self.left_s
         tried = f" after {attempts} attempts" if attempts else ""
         return QuotaExceeded(
-            f"`{self._name}` asks its callers to wait{tried} and is left alone for {left:.1f} s more; try again then",
+            f"`{self._name}` asks its callers to wait{tried} and is left alone for {left:.1f} s more; "
+            "try again then; a restart of the kernel forgets it",
             resource=self._name,
             retry_after_ms=str(int(left * 1000) + 1),
             attempts=str(attempts),

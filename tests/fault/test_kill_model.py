@@ -5,8 +5,6 @@ The host lives in the test's process and outlives the kernels, so it knows how o
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -110,7 +108,7 @@ def test_the_kernel_is_killed(scene: Scene, host: ModelHost, point: str) -> None
 @pytest.mark.parametrize("point", POINTS)
 def test_the_agent_is_killed(scene: Scene, host: ModelHost, point: str) -> None:
     agent = stand(scene, host, point)
-    os.kill(scene.show(agent)["pid"], signal.SIGKILL)
+    scene.kill_program(agent)
     scene.kernel.disarm(f"llm.complete:{point}")
     # The kernel finishes the call, and the next start finds its reply.
     check(scene, host, agent, 1, 1)

@@ -155,7 +155,7 @@ with agent.boot() as rf:
 """
     agent = scene.submit(program, allow=['state.*: "**"'])
     eventually(lambda: "here" in scene.output(agent), "it did not come so far")
-    os.kill(scene.show(agent)["pid"], signal.SIGKILL)
+    scene.kill_program(agent)
     ended = scene.operator.wait(agent)
     assert ended["state"] == "parked"
     assert ended["waiting_for"] == "a divergence"
@@ -271,7 +271,7 @@ with agent.boot() as rf:
         scene.key_of(agent),
     )
     assert changed == [(1,)]
-    os.kill(scene.show(agent)["pid"], signal.SIGKILL)
+    scene.kill_program(agent)
     ended = scene.operator.wait(agent)
     assert ended["state"] == "failed"
     assert "checkpoint `1` (schema version 1) is damaged" in ended["error"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -169,7 +167,7 @@ def test_a_program_that_is_ended_in_its_sleep_is_started_again_at_once(scene: Sc
     """Its death counts as one, although it waited: the wait itself goes on."""
     agent = scene.submit(program("rf.sleep(3600)"), allow=RULES, more="approvals: {linger: 1h}")
     eventually(lambda: scene.show(agent)["state"] == "sleeping", "it does not sleep")
-    os.kill(scene.show(agent)["pid"], signal.SIGKILL)
+    scene.kill_program(agent)
     eventually(lambda: starts(scene, agent) == 2, "it was not started again")
     eventually(lambda: scene.show(agent)["state"] == "sleeping", "it does not sleep on")
     assert scene.show(agent)["restarts"] == 1

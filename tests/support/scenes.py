@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -191,6 +192,12 @@ class Scene:
     def token_of(self, agent: str) -> str:
         lines = self.output(agent).splitlines()
         return lines[-1] if lines else ""
+
+    def kill_program(self, agent: str) -> None:
+        """SIGKILL from outside; returns when that process is gone, which may take a busy machine a while."""
+        pid = self.show(agent)["pid"]
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: self.show(agent)["pid"] != pid, f"the program of {agent} does not die")
 
     def show(self, agent: str) -> dict[str, Any]:
         return self.operator.ask("Show", agent=agent)

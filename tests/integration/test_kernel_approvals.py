@@ -47,6 +47,7 @@ def test_a_commands_changes_are_staged_until_a_person_has_looked(scene: Scene) -
         ("modify", "/workspace/data/a.csv"),
         ("remove", "/workspace/data/b.csv"),
     }
+    assert shown["detail"]["touches"] == 2  # the command itself, which is judged too, is none of them
     assert "-one\n+three\n" in shown["detail"]["diff"]
     # Nothing is applied, the lock is free, and other calls of the workspace go on.
     assert (held.live / "data/a.csv").read_text() == "one\n"

@@ -130,3 +130,10 @@ def test_intervals_always_grow(seconds: float) -> None:
         assert later is not None
         assert moment < later <= moment + timedelta(seconds=seconds)
         moment = later
+
+
+def test_a_line_that_never_fires_is_told_from_a_bad_field() -> None:
+    for line in ("0 0 30 2 *", "0 0 31 feb,apr *", "0 0 31 4,6,9,11 *"):
+        assert cron_problem(line) == "never fires", line
+    for line in ("0 0 32 2 *", "0 0 0 2 *", "0 0 30 13 *", "61 0 30 2 *", "30 2", ""):
+        assert (cron_problem(line) or "").startswith("can't be read"), line

@@ -103,7 +103,35 @@ def test_the_other_lanes_are_held_from_then_on(scene: Scene, counter: Target) ->
     assert outcomes(scene, agent)["ok"] == 16
 
 
-def test_a_program_that_has_no_restart_left_is_parked_once(scene: Scene, counter: Target) -> None:
+UNARY = """
+import json, os, grpc
+from ringfence.v1 import syscalls_pb2 as pb
+channel = grpc.insecure_channel("unix:" + os.environ["RINGFENCE_SOCKET"])
+ask = channel.unary_unary(
+    "/ringfence.v1.SyscallService/Now",
+    request_serializer=pb.NowRequest.SerializeToString,
+    response_deserializer=pb.NowResponse.FromString,
+)
+token = "Bearer " + os.environ["RINGFENCE_TOKEN"]
+for number in range(3):
+    try:
+        ask(pb.NowRequest(), metadata=(("authorization", token),), timeout=60)
+        print(json.dumps("ok"), flush=True)
+    except grpc.RpcError as error:
+        print(json.dumps(error.code().name), flush=True)
+"""
+
+
+def test_a_caller_without_the_library_hears_nothing_either(scene: Scene) -> None:
+    agent = scene.submit(UNARY, allow=["now"], more="budgets: {total: {calls: 2}}")
+    scene.await_end(agent, "parked")
+    assert scene.said(agent) == ["ok", "ok"]
+    raised(scene, agent, 3)
+    assert scene.said(agent) == ["ok", "ok"] + ["ok"] * 3
+    assert outcomes(scene, agent) == {"ok": 3, "refused": 1}
+
+
+def test_a_program_does_not_fail_over_the_refusal_and_start_again(scene: Scene, counter: Target) -> None:
     """It never hears of the refusal, so it can't fail over it and be started again to be refused twice."""
     program = "    for number in range(6):\n        rf.state.put('parked/x', number)\n"
     agent = submit(scene, counter, program, 3, "restart: {policy: on-failure, max: 5}")

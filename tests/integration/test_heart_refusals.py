@@ -10,7 +10,9 @@ import pytest
 from ringfence.kernel.config import ARGUMENT_BYTES_MAX
 from ringfence.kernel.journal.types import Unavailable
 from ringfence.kernel.thread import Thread
+from ringfence.policy.manifest_types import Budgets as Limits
 from ringfence.syscalls.errors import (
+    BudgetExhausted,
     Conflict,
     Denied,
     Diverged,
@@ -238,3 +240,63 @@ async def test_a_change_of_what_is_no_longer_current_names_who_changed_it(heart:
     assert isinstance(answer.failure, Conflict), answer
     assert f"`shared` is at version 1 by {first.id}" in answer.failure.message
     assert await heart.outcomes(second) == [(1, "error")]
+
+
+# -- parking for a spent total ----------------------------------------------------------------------------------------------
+
+
+async def test_calls_are_held_while_it_is_decided_whether_the_agent_is_parked(heart: Heart) -> None:
+    thread = await heart.agent(allow=ALL, more="budgets: {total: {calls: 1}}")
+    assert (await heart.call(thread, 0)).failure is None
+    append, journal = heart.core.journal.append, heart.core.journal
+    reached, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(entry: Any) -> Any:
+        reached.set()
+        await go.wait()
+        return await append(entry)
+
+    journal.append = slow  # type: ignore[method-assign] - the refusal takes its time
+    refused = heart.begin(thread, 1)
+    await reached.wait()
+    # There is room again, but the refusal was first.
+    thread.budgets.relimit(None, Limits(rate={}, total={"calls": 9}))
+    other = heart.begin(thread, 0, lane="0.0")
+    await asyncio.sleep(0)
+    assert not other.done()
+    go.set()
+    answer, held = await refused, await other
+    assert isinstance(answer.failure, BudgetExhausted)
+    assert (answer.withheld, answer.park) == (True, "budget `calls`")
+    assert (held.withheld, held.park, held.step) == (True, "", 0)
+    assert len(heart.post.effects) == 1
+    assert await heart.outcomes(thread) == [(1, "ok"), (2, "refused")]
+    journal.append = append  # type: ignore[method-assign]
+    await heart.start(thread)
+    assert (await heart.call(thread, 0, lane="0.0")).failure is None
+
+
+async def test_a_refusal_that_can_not_be_recorded_parks_and_holds_nobody(heart: Heart) -> None:
+    thread = await heart.agent(allow=ALL, more="budgets: {total: {calls: 1}}")
+    assert (await heart.call(thread, 0)).failure is None
+    append, journal = heart.core.journal.append, heart.core.journal
+    reached, go = asyncio.Event(), asyncio.Event()
+
+    async def away(_: Any) -> Any:
+        reached.set()
+        await go.wait()
+        raise Unavailable("away")
+
+    journal.append = away  # type: ignore[method-assign] - the database is away
+    refused = heart.begin(thread, 1)
+    await reached.wait()
+    other = heart.begin(thread, 0, lane="0.0")
+    await asyncio.sleep(0)
+    journal.append = append  # type: ignore[method-assign]
+    thread.budgets.relimit(None, Limits(rate={}, total={"calls": 9}))
+    go.set()
+    answer = await refused
+    assert isinstance(answer.failure, JournalUnavailable)
+    assert (answer.withheld, answer.park) == (False, "")
+    assert (await other).failure is None
+    assert (await heart.call(thread, 1)).failure is None

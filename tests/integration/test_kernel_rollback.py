@@ -218,7 +218,7 @@ def test_rights_and_budgets_do_not_come_back(scene: Scene) -> None:
     held = scene.hold(
         allow=['fs.write: "/workspace/**"', 'fs.read: "/workspace/**"', 'state.put: "rights/**"'],
         files={"a": "a"},
-        more="budgets: {total: {calls: 6, destructive: 1}}",
+        more="budgets: {total: {calls: 6, destructive: 1}, on_exhausted: refuse}",
     )
     held.rf.fs.write_text("a", "1")
     held.rf.state.put("rights/x", 1)

@@ -28,6 +28,7 @@ from ringfence.policy.problems import ManifestError
 from ringfence.policy.rules import parse_rule
 from ringfence.policy.sections import is_name
 from ringfence.sandbox import points
+from ringfence.sandbox.content import ABSENT
 from ringfence.sandbox.points import PointManifest
 from ringfence.sandbox.snapshots import SnapshotError, SnapshotStore
 from ringfence.sandbox.trees import extract_tar
@@ -273,5 +274,8 @@ def _take_points(parcel: Parcel, target: SnapshotStore, old: object, uid: int | 
 def _owned(manifest: PointManifest, old: object, uid: int | None) -> PointManifest:
     """The point with owners of this host: the agent's files are its own, and all others the kernel's."""
     own: Callable[[int], int] = lambda was: uid if uid is not None and was == old else os.geteuid()  # noqa: E731
-    paths = [dataclasses.replace(path, uid=own(path.uid), gid=own(path.gid)) for path in manifest.paths]
+    paths = [
+        path if path.kind == ABSENT else dataclasses.replace(path, uid=own(path.uid), gid=own(path.gid))
+        for path in manifest.paths
+    ]
     return dataclasses.replace(manifest, paths=tuple(paths))

@@ -148,6 +148,7 @@ def undoing(me: Reader) -> None:
     assert "no" not in me.run("ringfence points verify").split()
     assert "out/17.txt" not in me.run("ringfence diff invoice-bot --from p3 --to p17")
     assert "/workspace/out/17.txt" in me.run("ringfence rollback invoice-bot --to p17 --preview")
+    assert "invoice-bot" in me.run("ringfence rollback --all --to 2026-01-31T08:00:00Z --preview")
     assert "invoice-bot-fork" in me.run("ringfence fork invoice-bot --at 17 --start")
     me.await_state("invoice-bot-fork", "sleeping", "a message")
     me.shell("ringfence kill invoice-bot-fork")

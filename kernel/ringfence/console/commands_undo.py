@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 from ringfence.console import render
+from ringfence.console.commands_undo_all import roll_back_all
 from ringfence.console.documents import as_record, items, records
 from ringfence.console.durations import parse_duration_ms, plural, size, utc
 from ringfence.console.errors import ConsoleError, ExitCode
@@ -34,6 +36,7 @@ _POINTS = (
 
 
 class _RollbackOptions(TypedDict):
+    everything: bool
     to: str
     preview: bool
     path: str
@@ -117,8 +120,10 @@ def _prune(session: Session, agent: str, keep: int | None, older_than: str | Non
     "ringfence rollback invoice-bot --to p17 --preview",
     "ringfence rollback invoice-bot --to 17 --path data --yes",
     "ringfence rollback invoice-bot --to 2026-01-31T08:00:00Z --start",
+    "ringfence rollback --all --to 2026-01-31T08:00:00Z --preview",
 )
-@click.argument("agent")
+@click.argument("agent", required=False, default="", metavar="AGENT")
+@click.option("--all", "everything", is_flag=True, help="Every agent that did something after TIME.")
 @click.option(
     "--to",
     required=True,
@@ -135,6 +140,19 @@ def rollback(session: Session, agent: str, **options: Unpack[_RollbackOptions]) 
     On a terminal the changes are shown first and you are asked. A point from just before is kept, so it
     can be rolled back in turn. What others changed since is left alone and listed; then the exit code is 5.
     """
+    if bool(agent) == options["everything"]:
+        raise ConsoleError("give an agent, or `--all` for every one", ExitCode.USAGE)
+    if options["everything"]:
+        if options["path"]:
+            raise ConsoleError("`--all` takes no `--path`; roll the agents back one by one", ExitCode.USAGE)
+        return roll_back_all(
+            session,
+            options["to"],
+            preview=options["preview"],
+            start=options["start"],
+            yes=options["yes"],
+            show=functools.partial(_print_rollback, session),
+        )
     client = session.client()
     fields = {"agent": agent, "to": options["to"], "path": options["path"]}
     if options["preview"]:

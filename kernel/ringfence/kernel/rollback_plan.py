@@ -113,7 +113,7 @@ class Plans:
             Problem: no such point or step.
         """
         rows = await self._lineage_rows(thread, 0)
-        if to.startswith("p") and to[1:].isdigit():
+        if to.startswith("p") and to[1:].isascii() and to[1:].isdigit():
             step = int(to[1:])
             row = next((row for row in rows if row.step == step and point_of(row)), None)
             if row is None:
@@ -122,7 +122,7 @@ class Plans:
             # The point of a rollback leads back to the branch that it had left.
             left = json.loads(row.body)["result"].get("left_branch") if row.action == "rollback" else None
             return Cut(step=step - 1, parent=thread.branch if left is None else left, seen=thread.branch)
-        if to.isdigit():
+        if to.isascii() and to.isdigit():
             step = int(to)
             if step > thread.last_step:
                 text = f"`{thread.id}` has no step {step}; its last one is {thread.last_step}"

@@ -159,7 +159,7 @@ async def test_a_frozen_program_that_is_killed_from_outside_stays_paused(heart: 
     thread = await heart.agent(allow=ALL, more="restart: {policy: on-failure, max: 3}", started=True)
     await heart.processes.pause(thread)
     await ended(heart)
-    await until(lambda: not heart.processes.alive(thread).is_set())
+    await until(lambda: thread.program is None)
     store = heart.core.store
     async with asyncio.timeout(30):
         while not [r async for r in store.audit(thread.key, None) if r.action == "agent.exit"]:

@@ -51,7 +51,7 @@ class Known(click.types.StringParamType):
 
 def _given(ctx: click.Context) -> dict[str, Any]:
     """Parameters that stand before. An option without its value yet leaves arguments as they were typed."""
-    known = {name: value for name, value in ctx.params.items() if value is not None}
+    known = {name: value for name, value in ctx.params.items() if value not in (None, "")}
     return {"agent": ctx.args[0], **known} if ctx.args else known
 
 

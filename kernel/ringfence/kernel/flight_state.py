@@ -38,6 +38,7 @@ class FlightState(Spending):
         "arguments",
         "canonical",
         "digest",
+        "earlier",
         "effect",
         "effect_id",
         "effect_started",
@@ -100,6 +101,8 @@ class FlightState(Spending):
         self.effect_id = ""
         self.epoch: int = -1
         self.judgement: Judgement | None = None
+        # Verdict and end of the body of its intent, where an earlier kernel decided it and this one has not yet.
+        self.earlier: tuple[str, bytes] = ("", b'"rules":[],"grants":[]}')
         self.questions: list[Question] = []
         self.rights: Rights | None = None
         self.memo: dict[str, Any] = {}
@@ -142,7 +145,7 @@ class FlightState(Spending):
             action=self.row.action,
             resource=self.plan.resource,
             effect=self.effect.name,
-            verdict="" if self.judgement is None else self.judgement.verdict.value,
+            verdict=self.earlier[0] if self.judgement is None else self.judgement.verdict.value,
             digest=self.digest,
             effect_id=self.effect_id,
             started_us=self.started_us,
@@ -159,7 +162,7 @@ class FlightState(Spending):
             more = {"rules": self.extra_rules, "grants": self.extra_grants}
             parts.append(b'"while_running":' + msgspec.json.encode(more) + b",")
         if self.judgement is None:
-            parts.append(b'"rules":[],"grants":[]}')
+            parts.append(self.earlier[1])
         else:
             parts.append(self.judgement.tail)
         return b"".join(parts)

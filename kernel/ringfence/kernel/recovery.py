@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
 
 import msgspec
 from ringfence.kernel.approvals import approved_before, staged_steps
@@ -19,7 +18,7 @@ from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
 from ringfence.kernel.journal.types import StoredRow, Unavailable
 from ringfence.kernel.replay import OPERATOR_LANE, Unfinished
-from ringfence.kernel.settled import error_payload, used_grants
+from ringfence.kernel.settled import decided_part, error_payload, used_grants
 from ringfence.kernel.thread import Thread
 from ringfence.policy.types import Verdict
 from ringfence.syscalls.base import Effect, NeedsApproval, Plan, Recovery, Rerun
@@ -82,7 +81,7 @@ async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
         if made_again > intent.step:
             # Nothing came of it, or its place would not have been given to another step; a kernel died before it could say so.
             away = JournalUnavailable(f"nothing was done; step {made_again} made the call again")
-            await _close(core, flight, away, intent)
+            await _close(core, flight, away)
         elif row.recovery in _BY_BODY and intent.step not in staged:
             if not await _recover_by_body(core, flight):
                 unknown.append(intent.step)
@@ -92,7 +91,7 @@ async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
                 f"idempotency key; settle it: ringfence resolve {thread.id} {intent.step} --as done|not-done",
                 audit_id=f"{thread.id}/{intent.step}",
             )
-            await _close(core, flight, sent, intent)
+            await _close(core, flight, sent)
             unknown.append(intent.step)
     return unknown
 
@@ -116,6 +115,7 @@ async def _flight_of(core: Core, thread: Thread, row: TableRow, intent: StoredRo
     flight.used = used_grants(intent)
     flight.effect = Effect[intent.effect]
     flight.started_us = intent.started_us
+    flight.earlier = (intent.verdict, msgspec.json.encode(decided_part(intent.body))[1:])
     flight.plan = _plan_of(intent.resource)
     if intent.verdict == Verdict.ASK:
         flight.approved = await approved_before(core, thread, intent.step)
@@ -202,17 +202,8 @@ def _recorded_at(thread: Thread, place: tuple[str, int]) -> int:
     return 0 if row is None else row.step
 
 
-_DECIDED = ("approval", "rules", "grants", "reason", "epoch", "policy_version")
-
-
-async def _close(core: Core, flight: Flight, error: SyscallError, intent: StoredRow | None = None) -> None:
+async def _close(core: Core, flight: Flight, error: SyscallError) -> None:
     row = flight.outcome_row(error.outcome, error_payload(error))
-    if intent is not None:
-        # What decided it stands in the intent, and has to be found with what became of it.
-        said: dict[str, Any] = msgspec.json.decode(intent.body)
-        row.verdict = intent.verdict
-        kept = msgspec.json.encode({name: said[name] for name in _DECIDED if name in said})
-        row.body = b"{" + error_payload(error) + kept[1:]
     await core.append_outcome(row)
     place = (flight.lane, flight.lane_step)
     held = flight.thread.replay.unfinished.get(place)

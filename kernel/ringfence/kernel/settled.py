@@ -76,6 +76,15 @@ async def answer_from(row: StoredRow, blobs: Blobs, purged: frozenset[str]) -> A
     return Answer(step=row.step, result=bytes(body.result), replayed=True)
 
 
+_DECIDED = ("approval", "rules", "grants", "reason", "epoch", "policy_version")
+
+
+def decided_part(body: bytes) -> dict[str, Any]:
+    """What a row's body says about the decision: it goes along with whatever is recorded of the call later."""
+    said: dict[str, Any] = msgspec.json.decode(body)
+    return {"rules": [], "grants": [], **{name: said[name] for name in _DECIDED if name in said}}
+
+
 def used_grants(intent: StoredRow) -> frozenset[str]:
     """Grants that a call rested on when its intent was written; the uses of limited ones are used up."""
     return frozenset(_decode(intent.body).grants)

@@ -20,6 +20,7 @@ from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.replay import OPERATOR_LANE
 from ringfence.kernel.retention import POINTS_DAYS, POINTS_KEPT
 from ringfence.kernel.rollback_plan import Undo, point_of, pruned_before, refuse_pruned
+from ringfence.kernel.settled import decided_part
 from ringfence.kernel.thread import Thread
 from ringfence.sandbox.snapshots import SnapshotError
 from ringfence.sandbox.types import SandboxError
@@ -295,10 +296,7 @@ async def _record_resolution(
     kernel: Kernel, thread: Thread, held: StoredRow, outcome: str, value: Any, operator: str
 ) -> None:
     step = held.step
-    known: dict[str, Any] = json.loads(held.body)
-    decided = ("approval", "rules", "grants", "reason", "epoch", "policy_version")
-    body: dict[str, Any] = {"rules": [], "grants": [], **{k: known[k] for k in decided if k in known}}
-    body["resolved_by"] = operator
+    body: dict[str, Any] = {**decided_part(held.body), "resolved_by": operator}
     if outcome == "done":
         body["result"] = value
     else:

@@ -32,8 +32,9 @@ class Host:
         finally:
             for fd in fds:
                 os.close(fd)
-        self.programs[program.pid] = program
-        return {"pid": program.pid}
+        pid = int(program.identity["pid"])
+        self.programs[pid] = program
+        return {"pid": pid}
 
     async def wait(self, pid: int) -> dict[str, Any]:
         ended = await self.programs[pid].wait()

@@ -94,7 +94,7 @@ class HandProgram:
     """A program that does nothing and ends when the test says so."""
 
     def __init__(self) -> None:
-        self.pid = 1
+        self.identity: dict[str, str | int] = {"pid": 1}
         self._over: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> Exit:

@@ -1,4 +1,8 @@
-"""The sandbox protocol: what a backend is asked for and what it reports. The same for every backend."""
+"""The sandbox protocol: what a backend is asked for and what it reports. The same for every backend.
+
+Every path and descriptor here is one of the kernel's host. A backend binds, copies or carries them to where its sandboxes
+run: nothing may assume that these share a file system, a pid namespace, user ids or a clock with the kernel.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ class SandboxError(Exception):
 
 
 class SandboxLostError(SandboxError):
-    """The sandbox died while it was made; nothing runs. Nothing speaks against making it again."""
+    """The sandbox died, or its host can't be reached, while it was made; nothing runs. It may be made again."""
 
 
 class ExitReason(StrEnum):
@@ -55,12 +59,15 @@ class ProgramSpec:
         agent: agent id; labels everything the backend makes, so that a later kernel finds it.
         argv: program and arguments, looked up in the image, then on the sandbox's PATH.
         env: the whole environment inside, nothing else.
-        image: directory on this host seen read-only as `/program`, the working directory.
-        socket_dir: directory on this host seen as `/run/ringfence`.
-        readonly: host directories seen at the same path, read-only.
-        uid: host uid to run as when the kernel is root; None: the kernel's own (in a user namespace).
+        image: directory whose content is seen read-only as `/program`, the working directory.
+        socket_dir: directory that holds `syscall.sock`, which listens already. The program reaches it as
+            `/run/ringfence/syscall.sock`, by a bind or through a relay.
+        readonly: directories seen at the same path, read-only.
+        uid: uid to run as when the kernel is root; None: the kernel's own (in a user namespace). A backend whose
+            sandboxes run under user ids of another host chooses one there and leaves this one aside.
         stdin: bytes for standard input.
-        stdout_fd: write end for standard output; the backend duplicates it and the caller closes its own.
+        stdout_fd: write end for standard output; the backend duplicates it and the caller closes its own. A program that
+            writes faster than it is read waits.
         stderr_fd: the same for standard error.
     """
 
@@ -82,9 +89,9 @@ class CommandSpec:
     """One command of exec.run, on an overlay of the live workspace.
 
     Attributes:
-        lower: the live workspace, only read.
-        scratch: empty directory of this call on the file system of `lower`; the upper layer and the output files
-            are left in it for the caller, who removes it.
+        lower: the live workspace, only read. Nothing changes it while the command runs.
+        scratch: empty directory of this call on the file system of `lower`; the upper layer, in the format of an overlay
+            as `ringfence.sandbox.overlay_read` reads it, and the output files are left in it for the caller, who removes it.
         cwd: directory inside, below `/workspace`.
         masks: absolute paths below `/workspace` that must not be readable or changeable inside.
     """
@@ -106,7 +113,7 @@ class CommandSpec:
 class CommandResult:
     """What a command left: its exit, where its output is, and the upper layer.
 
-    `stdout` and `stderr` are files on this host with everything it wrote, bounded by the disk limit: of a longer stream
+    `stdout` and `stderr` are files on the kernel's host with everything it wrote, bounded by the disk limit: of a longer stream
     they hold the beginning and the end. `stdout_bytes` and `stderr_bytes` count all of it; None: the file's size.
     """
 
@@ -120,7 +127,7 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wall:
-    """One wall of a backend on this host: whether it stands, and how to get it where it does not."""
+    """One wall of a backend where its sandboxes run: whether it stands, and how to get it where it does not."""
 
     name: str
     ok: bool
@@ -133,8 +140,11 @@ class Program(Protocol):
     """A running agent program."""
 
     @property
-    def pid(self) -> int:
-        """Pid of the sandbox's first process as this host sees it."""
+    def identity(self) -> Mapping[str, str | int]:
+        """What a person finds the sandbox by, such as `{"pid": 12}` or `{"container": "…"}`; empty before it runs.
+
+        `pid` is there only where it is one of the kernel's host. For people: a kernel never acts upon it.
+        """
         ...
 
     async def wait(self) -> Exit:
@@ -159,11 +169,11 @@ class Sandbox(Protocol):
 
     @property
     def name(self) -> str:
-        """`native`, `docker` or `kubernetes`."""
+        """`native`, `docker` or `remote`."""
         ...
 
     def walls(self) -> Sequence[Wall]:
-        """Probe this host. Nothing is assumed: each wall is tried."""
+        """Probe where the sandboxes run. Nothing is assumed: each wall is tried. Blocks: call it in a thread."""
         ...
 
     async def start(self, spec: ProgramSpec) -> Program:
@@ -184,4 +194,8 @@ class Sandbox(Protocol):
 
     async def sweep(self) -> Sequence[str]:
         """End what an earlier kernel of this data directory left; returns the agents whose leftovers were ended."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what the backend itself holds, when the last of its sandboxes has ended."""
         ...

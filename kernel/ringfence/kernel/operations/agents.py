@@ -58,7 +58,7 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
     rules += [{"id": r.id, "verdict": str(r.verdict), "text": r.text, "origin": "ceiling"} for r in ceilings]
     return {
         **agent_row(kernel, record),
-        "pid": thread.program.pid if thread.program is not None else None,
+        "pid": None if thread.program is None else thread.program.identity.get("pid"),
         **await family.kin_of(kernel, record.key),
         "thread": record.thread,
         "branch": thread.branch,
@@ -86,6 +86,7 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
         "budgets": [dataclasses.asdict(view) for view in thread.budgets.view()],
         "sandbox": {
             "backend": thread.environment.sandbox.name,
+            "identity": None if thread.program is None else dict(thread.program.identity),
             "walls": [{"name": w.name, "ok": w.ok, "detail": w.detail} for w in await kernel.walls()],
         },
         "unavailable": kernel.ownership.resources.unavailable(),

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -70,9 +70,10 @@ class NativeProgram:
         self._follower.add_done_callback(lambda _: callback())
 
     @property
-    def pid(self) -> int:
-        """Pid of the first process of the pid namespace, as the host sees it; 0 before it runs."""
-        return self._started.result() if self._started.done() and not self._started.exception() else 0
+    def identity(self) -> Mapping[str, str | int]:
+        """`{"pid": …}`: the first process of the pid namespace, as the host sees it; empty before it runs."""
+        runs = self._started.done() and not self._started.exception()
+        return {"pid": self._started.result()} if runs else {}
 
     async def wait(self) -> Exit:
         """Wait for the end of the whole tree.

@@ -1,5 +1,7 @@
 """A process that owns one backend, as a kernel does: it can be an ordinary user, and it can be killed.
 
+    backend_host.py MODE DATA
+
 Orders come as lines of JSON on standard input, each with an id; answers go the same way, in any order.
 """
 
@@ -13,18 +15,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from backends import KINDS
 from ringfence.sandbox import changes
-from ringfence.sandbox.native import NativeSandbox, linux, seccomp
+from ringfence.sandbox.native import linux, seccomp
 from ringfence.sandbox.types import CommandSpec, Limits, ProgramSpec
 
 
 class Host:
-    def __init__(self, data: Path) -> None:
-        self.box = NativeSandbox(data)
+    def __init__(self, mode: str, data: Path) -> None:
+        self.box = KINDS[mode].make(data)
         self.programs: dict[int, Any] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}
 
-    async def start(self, stdout: str, stderr: str, **spec: Any) -> dict[str, int]:
+    async def start(self, stdout: str, stderr: str, **spec: Any) -> dict[str, Any]:
         fds = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) for path in (stdout, stderr)]
         try:
             spec = common(spec, "image", "socket_dir")
@@ -32,22 +35,22 @@ class Host:
         finally:
             for fd in fds:
                 os.close(fd)
-        pid = int(program.identity["pid"])
-        self.programs[pid] = program
-        return {"pid": pid}
+        number = len(self.programs) + 1
+        self.programs[number] = program
+        return {"program": number, "identity": dict(program.identity)}
 
-    async def wait(self, pid: int) -> dict[str, Any]:
-        ended = await self.programs[pid].wait()
+    async def wait(self, program: int) -> dict[str, Any]:
+        ended = await self.programs[program].wait()
         return {"reason": ended.reason.value, "code": ended.code}
 
-    async def kill(self, pid: int) -> None:
-        await self.programs[pid].kill()
+    async def kill(self, program: int) -> None:
+        await self.programs[program].kill()
 
-    async def pause(self, pid: int) -> None:
-        await self.programs[pid].pause()
+    async def pause(self, program: int) -> None:
+        await self.programs[program].pause()
 
-    async def resume(self, pid: int) -> None:
-        await self.programs[pid].resume()
+    async def resume(self, program: int) -> None:
+        await self.programs[program].resume()
 
     async def command(self, **spec: Any) -> dict[str, Any]:
         spec = common(spec, "lower", "scratch")
@@ -128,4 +131,4 @@ def common(spec: dict[str, Any], *paths: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    asyncio.run(Host(Path(sys.argv[1])).serve())
+    asyncio.run(Host(sys.argv[1], Path(sys.argv[2])).serve())

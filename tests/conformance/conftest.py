@@ -1,4 +1,6 @@
-"""One suite for every backend and mode: `root` gives each agent a uid, `user` is an ordinary user's kernel."""
+"""One suite for every backend and mode of `backends.KINDS`: `root` gives each agent a uid, `user` is an ordinary user's
+kernel. Tests that ask for `native_box` look into what is the native backend's own.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ORDINARY_UID = 47110
-AGENT_UID = 247110
+sys.path.insert(0, str(Path(__file__).parent))
+from backends import KINDS, PYTHON, Kind
+
 ANSWER_S = 60
-PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin") or ""
 CANARY = "host-canary-4711"
 _SOURCE = Path(__file__).parents[2] / "sandbox"
 
@@ -50,12 +52,11 @@ class Host:
     """The process that owns a backend."""
 
     def __init__(self, mode: str, data: Path, source: Path) -> None:
-        ordinary = mode == "user" and os.geteuid() == 0
-        identity: dict[str, Any] = (
-            {"user": ORDINARY_UID, "group": ORDINARY_UID, "extra_groups": []} if ordinary else {}
-        )
+        uid = KINDS[mode].kernel_uid
+        identity: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
+        interpreter = sys.executable if uid is None else PYTHON
         self.process = subprocess.Popen(
-            [PYTHON if ordinary else sys.executable, str(source / "backend_host.py"), str(data)],
+            [interpreter, str(source / "backend_host.py"), mode, str(data)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={"PYTHONPATH": str(source), "PATH": os.environ["PATH"], "CANARY": CANARY},
@@ -111,16 +112,28 @@ class Running:
     """A program that was started."""
 
     host: Host
-    pid: int
+    number: int
+    identity: dict[str, str | int]
     stdout: Path
     stderr: Path
 
+    @property
+    def pid(self) -> int:
+        """Of the first process, where the backend's sandboxes are among this host's processes."""
+        return int(self.identity["pid"])
+
     def wait(self) -> tuple[str, int]:
-        ended = self.host.call("wait", pid=self.pid)
+        ended = self.call("wait")
         return ended["reason"], ended["code"]
 
     def kill(self) -> None:
-        self.host.call("kill", pid=self.pid)
+        self.call("kill")
+
+    def call(self, op: str) -> Any:
+        return self.host.call(op, program=self.number)
+
+    def begin(self, op: str) -> tuple[int, Future[Any]]:
+        return self.host.begin(op, program=self.number)
 
 
 @dataclass
@@ -143,7 +156,6 @@ class Box:
     place: Path
     host: Host
     source: Path
-    owner: int | None
     hosts: list[Host] = field(default_factory=list)
     token: str = field(default_factory=lambda: f"token-{uuid.uuid4().hex}")
     number: int = 0
@@ -153,8 +165,16 @@ class Box:
         return self.place / "data"
 
     @property
+    def kind(self) -> Kind:
+        return KINDS[self.mode]
+
+    @property
+    def owner(self) -> int | None:
+        return self.kind.owner_uid
+
+    @property
     def uid(self) -> int | None:
-        return AGENT_UID if self.mode == "root" else None
+        return self.kind.agent_uid
 
     def directory(self, name: str, files: dict[str, str] | None = None, *, owner: int | None = None) -> Path:
         """A directory that the sandbox's user owns, with files in it."""
@@ -192,9 +212,7 @@ class Box:
         image = self.directory(f"{name}-image", files)
         sockets = more.pop("socket_dir", None) or self.directory(f"{name}-sockets")
         # The kernel's own user owns what it opens for output.
-        logs = self.directory(
-            f"{name}-logs", owner=ORDINARY_UID if self.mode == "user" and os.geteuid() == 0 else None
-        )
+        logs = self.directory(f"{name}-logs", owner=self.kind.kernel_uid)
         stdout, stderr = logs / "stdout", logs / "stderr"
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "TOKEN": self.token, **more.pop("env", {})}
         spec = {
@@ -206,15 +224,14 @@ class Box:
             **more,
         }
         reply = host.call("start", stdout=str(stdout), stderr=str(stderr), uid=self.uid, **spec)
-        return Running(host, reply["pid"], stdout, stderr)
+        return Running(host, reply["program"], reply["identity"], stdout, stderr)
 
     def python(self, code: str, *arguments: str, **more: Any) -> Running:
         """Start a Python program; its processes carry the token on their command lines."""
         return self.program([PYTHON, "-I", "-S", "-c", code, self.token, *arguments], **more)
 
     def command_spec(self, argv: list[str], workspace: Path, **more: Any) -> dict[str, Any]:
-        kernel = ORDINARY_UID if self.mode == "user" and os.geteuid() == 0 else None
-        scratch = self.directory(self.fresh("scratch"), owner=kernel)
+        scratch = self.directory(self.fresh("scratch"), owner=self.kind.kernel_uid)
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", **more.pop("env", {})}
         return {
             "agent": "agent-1",
@@ -250,16 +267,20 @@ class Box:
                     continue
         return found
 
-    def records(self) -> list[Path]:
-        return sorted((self.data / "sandboxes").glob("*.json"))
+    def left(self) -> list[str]:
+        """What is left of sandboxes on this host."""
+        return [*map(str, self.alive()), *self.kind.left(self.data)]
 
 
-@pytest.fixture(scope="session", params=["root", "user"])
+@pytest.fixture(scope="session", params=list(KINDS))
 def mode(request: pytest.FixtureRequest) -> str:
-    if request.param == "root" and os.geteuid() != 0:
-        pytest.skip("only root can give each agent a uid of its own")
-    if request.param == "user" and os.geteuid() == 0 and not PYTHON:
-        pytest.skip("an ordinary user needs a Python below /usr")
+    kind = KINDS[request.param]
+    if reason := kind.unsuited():
+        pytest.skip(reason)
+    if reason := kind.missing():
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
     return request.param
 
 
@@ -269,7 +290,8 @@ def backend_source() -> Iterator[Path]:
     place = Path(tempfile.mkdtemp(prefix="ringfence-source-"))
     place.chmod(0o755)
     shutil.copytree(_SOURCE / "ringfence", place / "ringfence", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(Path(__file__).with_name("backend_host.py"), place)
+    for name in ("backend_host.py", "backends.py"):
+        shutil.copy(Path(__file__).with_name(name), place)
     subprocess.run(["chmod", "-R", "a+rX", str(place)], check=True)
     yield place
     shutil.rmtree(place)
@@ -280,9 +302,8 @@ def module_box(mode: str, backend_source: Path) -> Iterator[Box]:
     """A backend whose process serves a whole test module."""
     place = Path(tempfile.mkdtemp(prefix="ringfence-conformance-"))
     place.chmod(0o755)
-    kernel = ORDINARY_UID if mode == "user" and os.geteuid() == 0 else None
-    owner = kernel if mode == "user" else AGENT_UID
-    box = Box(mode, place, None, backend_source, owner)  # type: ignore[arg-type] # the host needs the directory first
+    kernel = KINDS[mode].kernel_uid
+    box = Box(mode, place, None, backend_source)  # type: ignore[arg-type] # the host needs the directory first
     box.directory("data", owner=kernel)
     if kernel is not None:
         os.chown(place, kernel, kernel)
@@ -301,12 +322,32 @@ def box(module_box: Box) -> Box:
     return module_box
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.fixture
+def native_box(box: Box) -> Box:
+    """The same for tests of what is the native backend's own; other modes are not collected."""
+    return box
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Everything here starts real sandboxes."""
     here = Path(__file__).parent
+    foreign: set[pytest.Item] = set()
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.sandbox)
+            if _is_foreign(item):
+                foreign.add(item)
+    if foreign:
+        config.hook.pytest_deselected(items=list(foreign))
+        items[:] = [item for item in items if item not in foreign]
+
+
+def _is_foreign(item: pytest.Item) -> bool:
+    """Whether it is of the native backend's own, in a mode of another."""
+    call = getattr(item, "callspec", None)
+    if call is None or "mode" not in call.params or "native_box" not in getattr(item, "fixturenames", ()):
+        return False
+    return KINDS[call.params["mode"]].backend != "native"
 
 
 @pytest.fixture

@@ -24,8 +24,7 @@ def test_a_command_sees_the_workspace_and_leaves_it_untouched(box: Box) -> None:
     assert done.out.splitlines()[:4] == ["hello", "/workspace", "agent", "changed"]
     assert "dir" not in done.out.splitlines()
     assert facts_of(workspace) == before
-    assert box.records() == []
-    assert box.alive() == []
+    assert box.left() == []
 
 
 def test_the_working_directory_stdin_and_environment(box: Box) -> None:
@@ -180,7 +179,7 @@ def test_the_upper_layer_is_bounded(box: Box, argv: list[str], ended: tuple[str,
     # One file alone can't grow past the limit; all together are measured, and the command is killed.
     assert (done.reason, done.code) == ended
     assert box.alive() == []
-    assert box.records() == []
+    assert box.left() == []
 
 
 def test_timeout_and_memory_of_a_command(box: Box) -> None:
@@ -212,7 +211,7 @@ def test_cancelling_ends_the_tree_first(box: Box) -> None:
     assert box.alive() == []
     with pytest.raises(Exception, match="cancelled"):
         future.result(30)
-    assert box.records() == []
+    assert box.left() == []
 
 
 def test_commands_on_one_workspace_do_not_share_layers(box: Box) -> None:

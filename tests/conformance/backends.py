@@ -1,0 +1,118 @@
+"""The one table of what the suite runs over: how each backend is made, why it may be missing here, what to expect of it.
+
+A new backend is one entry in `KINDS`. This file is also read by `backend_host.py`, maybe with an ordinary user's Python:
+nothing but the standard library and, inside functions, `ringfence.sandbox`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ORDINARY_UID = 47110
+AGENT_UID = 247110
+PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin") or ""
+"""An interpreter that every user can run, here and inside."""
+
+_ROOT = os.geteuid() == 0
+
+
+def _yes() -> str:
+    return ""
+
+
+def _nothing(_: Path) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One backend in one mode.
+
+    Attributes:
+        backend: as `Sandbox.name` has it.
+        make: from a kernel's data directory to the backend. Runs in `backend_host.py`.
+        missing: why a component that it needs is not here: the tests are skipped, and fail where CI=true. Empty: it is here.
+        unsuited: why the user that runs the tests can't have it: skipped everywhere. Empty: suited.
+        kernel_uid: the user of the process that owns the backend; None: the one who runs the tests.
+        agent_uid: the uid that specs ask for; it owns workspaces and images.
+        inside_uid: the uid that a program sees of itself.
+        frozen: a paused program can't run for a moment, whatever it did before.
+        walls: names that `walls()` has at least.
+        left: what is left on this host of the sandboxes of a data directory, besides processes that carry a test's token:
+            records, control groups, containers. Empty as long as nothing runs.
+    """
+
+    backend: str
+    make: Callable[[Path], Any]
+    missing: Callable[[], str] = _yes
+    unsuited: Callable[[], str] = _yes
+    kernel_uid: int | None = None
+    agent_uid: int | None = None
+    inside_uid: int
+    frozen: bool
+    walls: frozenset[str]
+    left: Callable[[Path], list[str]] = _nothing
+
+    @property
+    def owner_uid(self) -> int | None:
+        """Who owns what a sandbox may read and change; None: whoever runs the tests."""
+        return self.kernel_uid if self.agent_uid is None else self.agent_uid
+
+
+def _native(data: Path) -> Any:
+    from ringfence.sandbox.native import NativeSandbox
+
+    return NativeSandbox(data)
+
+
+def _records(data: Path) -> list[str]:
+    return sorted(path.name for path in (data / "sandboxes").glob("*.json*"))
+
+
+def _for_root() -> str:
+    return "" if _ROOT else "only root can give each agent a uid of its own"
+
+
+def _needs_python() -> str:
+    return "" if PYTHON or not _ROOT else "an ordinary user needs a Python below /usr; install python3"
+
+
+_NATIVE_WALLS = frozenset(
+    {
+        "seccomp",
+        "landlock",
+        "overlay",
+        "no_new_privs",
+        "cgroup memory",
+        "cgroup pids",
+        "cgroup freezer",
+    }
+)
+
+KINDS = {
+    "root": Kind(
+        backend="native",
+        make=_native,
+        unsuited=_for_root,
+        agent_uid=AGENT_UID,
+        inside_uid=AGENT_UID,
+        frozen=True,
+        walls=_NATIVE_WALLS,
+        left=_records,
+    ),
+    "user": Kind(
+        backend="native",
+        make=_native,
+        missing=_needs_python,
+        kernel_uid=ORDINARY_UID if _ROOT else None,
+        inside_uid=1000,
+        frozen=False,
+        walls=_NATIVE_WALLS | {"user namespaces"},
+        left=_records,
+    ),
+}

@@ -125,6 +125,7 @@ def common(spec: dict[str, Any], *paths: str) -> dict[str, Any]:
     for name in paths:
         spec[name] = Path(spec[name])
     spec["readonly"] = [Path(path) for path in spec.get("readonly", [])]
+    spec["binds"] = {Path(at): Path(source) for at, source in spec.get("binds", {}).items()}
     spec["limits"] = Limits(**spec.get("limits", {}))
     spec["stdin"] = spec.get("stdin", "").encode()
     return spec

@@ -302,6 +302,15 @@ def test_readonly_directories_are_seen_at_their_own_path(box: Box) -> None:
     )
 
 
+def test_directories_can_be_seen_at_another_path(native_box: Box) -> None:
+    box = native_box
+    library = box.directory("elsewhere", {"a/b.txt": "content"})
+    code = "print(open('/opt/nowhere/a/b.txt').read())\nopen('/opt/nowhere/new', 'w')"
+    program = box.python(code, binds={"/opt/nowhere": str(library)})
+    assert program.wait() == ("exit", 1)
+    assert program.stdout.read_text() == "content\n"
+
+
 def test_a_readonly_directory_that_the_agent_cannot_read_is_refused(box: Box) -> None:
     if box.uid is None:
         pytest.skip("here a sandbox has the rights of the kernel's user")

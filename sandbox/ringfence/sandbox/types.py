@@ -63,6 +63,7 @@ class ProgramSpec:
         socket_dir: directory that holds `syscall.sock`, which listens already. The program reaches it as
             `/run/ringfence/syscall.sock`, by a bind or through a relay.
         readonly: directories seen at the same path, read-only.
+        binds: directories seen read-only at another path, by that path; for a backend that runs another one's sandboxes.
         uid: uid to run as when the kernel is root; None: the kernel's own (in a user namespace). A backend whose
             sandboxes run under user ids of another host chooses one there and leaves this one aside.
         stdin: bytes for standard input.
@@ -77,6 +78,7 @@ class ProgramSpec:
     image: Path
     socket_dir: Path
     readonly: Sequence[Path] = ()
+    binds: Mapping[Path, Path] = field(default_factory=dict[Path, Path])
     uid: int | None = None
     limits: Limits = field(default_factory=Limits)
     stdin: bytes = b""
@@ -104,6 +106,7 @@ class CommandSpec:
     cwd: str = "/workspace"
     masks: Sequence[str] = ()
     readonly: Sequence[Path] = ()
+    binds: Mapping[Path, Path] = field(default_factory=dict[Path, Path])
     uid: int | None = None
     limits: Limits = field(default_factory=Limits)
     stdin: bytes = b""

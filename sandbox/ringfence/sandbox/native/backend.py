@@ -176,7 +176,11 @@ class NativeSandbox:
             "argv": _words(spec.argv),
             "env": _environment(spec.env),
             "uid": spec.uid,
-            "readonly": [_readonly(path) for path in spec.readonly],
+            "readonly": [
+                *map(_readonly, spec.readonly),
+                *(_readonly(at, spec.binds[at]) for at in spec.binds),
+            ],
+            "sources": {str(at): str(source.resolve()) for at, source in spec.binds.items()},
             "cwd": "",
             "image": "",
             "socket_dir": "",
@@ -228,7 +232,7 @@ def _directory(path: Path, what: str) -> str:
     return str(path.resolve())
 
 
-def _readonly(path: Path) -> str:
+def _readonly(path: Path, source: Path | None = None) -> str:
     text = os.path.normpath(path)
     if (
         not path.is_absolute()
@@ -236,7 +240,7 @@ def _readonly(path: Path) -> str:
         or any(text == top or text.startswith(f"{top}/") for top in _FORBIDDEN)
     ):
         raise SandboxError(f"`{path}` can't be shown read-only inside a sandbox; choose another directory")
-    if not path.is_dir():
+    if not (source or path).is_dir():
         raise SandboxError(
             f"`{path}` is to be shown inside the sandbox but is not a directory; create it first"
         )

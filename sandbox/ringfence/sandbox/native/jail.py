@@ -114,7 +114,7 @@ def build(job: Job) -> None:
     with wall("own /proc", _PROC_FIX):
         _proc(root)
     for path in sorted(job["readonly"]):
-        _readonly(root, path)
+        _readonly(root, path, job["sources"].get(path, path))
     if job["image"]:
         _program(root, job)
     if job["lower"]:
@@ -187,15 +187,15 @@ def _proc(root: str) -> None:
             )
 
 
-def _readonly(root: str, path: str) -> None:
+def _readonly(root: str, path: str, source: str) -> None:
     if any(path == system or path.startswith(f"{system}/") for system in SYSTEM):
         return
     target = f"{root}{path}"
-    if os.path.isdir(target) and os.path.samefile(target, path):
+    if os.path.isdir(target) and os.path.samefile(target, source):
         return  # already seen through a parent
     with wall(f"read-only {path}", "the directory must exist and be readable for the kernel"):
         os.makedirs(target, exist_ok=True)
-        linux.bind(path, target, _SEALED)
+        linux.bind(source, target, _SEALED)
 
 
 def _program(root: str, job: Job) -> None:

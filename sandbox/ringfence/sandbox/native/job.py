@@ -27,7 +27,8 @@ class Job(TypedDict):
         argv: program and arguments.
         env: whole environment.
         uid: host uid; None: this process's own, in a user namespace.
-        readonly: directories bound at the same path.
+        readonly: paths inside of directories that are bound read-only.
+        sources: by path inside, where such a directory lies on the host; without one it is the same path.
         cwd: working directory inside.
         image: program image, seen as `/program`; empty for commands.
         socket_dir: seen as `/run/ringfence`; empty for commands.
@@ -46,6 +47,7 @@ class Job(TypedDict):
     env: dict[str, str]
     uid: int | None
     readonly: list[str]
+    sources: dict[str, str]
     cwd: str
     image: str
     socket_dir: str

@@ -123,6 +123,7 @@ def _job(place: str) -> Job:
         "env": {},
         "uid": uid,
         "readonly": [],
+        "sources": {},
         "cwd": "/",
         "image": "",
         "socket_dir": "",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import re
+import shutil
 import socket
 import struct
+import subprocess
 
 import pytest
-from ringfence.sandbox.native import seccomp
+from ringfence.sandbox.native import calls, seccomp
 
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 NUMBERS = {
@@ -108,6 +111,33 @@ def judge(program: bytes, arch: int, number: int, *arguments: int) -> int:
             position += yes if taken else no
 
 
+TABLES = {"x86_64": calls.X86_64, "aarch64": calls.AARCH64}
+LISTS = {"allowed": calls.ALLOWED, "ruled": calls.RULED, "refused": calls.REFUSED, "absent": calls.ABSENT}
+# Newer than Linux 6.1: what was decided about each, so that no change of it goes unseen.
+NEW = {
+    "cachestat": errno.ENOSYS,
+    "fchmodat2": 0,
+    "map_shadow_stack": 0,
+    "futex_wake": errno.ENOSYS,
+    "futex_wait": errno.ENOSYS,
+    "futex_requeue": errno.ENOSYS,
+    "statmount": errno.ENOSYS,
+    "listmount": errno.ENOSYS,
+    "lsm_get_self_attr": errno.ENOSYS,
+    "lsm_set_self_attr": errno.ENOSYS,
+    "lsm_list_modules": errno.ENOSYS,
+    "mseal": 0,
+    "setxattrat": 0,
+    "getxattrat": 0,
+    "listxattrat": 0,
+    "removexattrat": 0,
+    "open_tree_attr": errno.EPERM,
+    "file_getattr": errno.ENOSYS,
+    "file_setattr": errno.ENOSYS,
+}
+NOT_ON_AARCH64 = "uretprobe uprobe fork open ioperm modify_ldt arch_prctl mknod"
+
+
 @pytest.fixture(params=sorted(ARCH))
 def machine(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -184,3 +214,99 @@ def test_memory_files_only_where_they_are_counted(machine: str) -> None:
 def test_an_unknown_machine_has_no_filter() -> None:
     with pytest.raises(KeyError):
         seccomp.program(machine="riscv64")
+
+
+def test_every_call_is_decided_about_once() -> None:
+    names = {name for table in TABLES.values() for name in calls.numbers(table)}
+    assert set().union(*LISTS.values()) == names
+    assert sum(len(listed) for listed in LISTS.values()) == len(names)
+    assert not set(NOT_ON_AARCH64.split()) & set(calls.numbers(calls.AARCH64))
+
+
+def test_every_number_gets_the_verdict_of_its_name(machine: str) -> None:
+    numbers = calls.numbers(TABLES[machine])
+    names = {number: name for name, number in numbers.items()}
+    assert len(names) == len(numbers)
+    wanted = {"allowed": ALLOW, "refused": ERROR | errno.EPERM, "absent": ERROR | errno.ENOSYS}
+    program = seccomp.program(machine=machine)
+    beyond = [0x3FFFFFFF, *(1 << bit for bit in range(10, 30))]
+    seen: set[str] = set()
+    for number in [*range(1024), *beyond]:
+        name = names.get(number, "")
+        kind = next((kind for kind, listed in LISTS.items() if name in listed), "absent")
+        if kind == "ruled":
+            continue
+        seen.add(name)
+        for word in (0, 1, (1 << 64) - 1):
+            assert judge(program, ARCH[machine], number, *[word] * 6) == wanted[kind], (number, name)
+    assert seen == {"", *numbers} - calls.RULED
+
+
+def test_a_number_with_the_bit_of_another_calling_convention_never_passes(machine: str) -> None:
+    program = seccomp.program(machine=machine)
+    for bit in (30, 31):
+        for number in (0, 1, 56, 59, 512, 0xFFFF):
+            assert judge(program, ARCH[machine], 1 << bit | number) in (KILL, ERROR | errno.ENOSYS)
+
+
+def test_calls_newer_than_linux_6_1_are_decided_about(machine: str) -> None:
+    newer = {name: number for name, number in calls.numbers(TABLES[machine]).items() if number > 450}
+    assert set(newer) == set(NEW)
+    program = seccomp.program(machine=machine)
+    found = {name: judge(program, ARCH[machine], number) for name, number in newer.items()}
+    assert found == {name: ERROR | error if error else ALLOW for name, error in NEW.items()}
+
+
+def test_the_filter_is_well_formed(machine: str) -> None:
+    for memfd in (True, False):
+        lines = list(struct.iter_unpack("=HBBI", seccomp.program(memfd=memfd, machine=machine)))
+        assert len(lines) <= 4096
+        assert lines[-1][0] == 0x06
+        for position, (code, yes, no, value) in enumerate(lines):
+            assert code in (0x20, 0x15, 0x35, 0x45, 0x06)
+            if code in (0x15, 0x35, 0x45):
+                assert position + 1 + max(yes, no) < len(lines)
+            elif code == 0x20:
+                assert value < 64
+                assert value % 4 == 0
+
+
+_ARM = "RENAMEAT NEW_STAT SET_GET_RLIMIT TIME32_SYSCALLS SYS_CLONE3 MEMFD_SECRET"
+HEADERS = {
+    "x86_64": ["-include", "asm/unistd_64.h"],
+    "aarch64": [
+        *("-include", "asm-generic/unistd.h", "-D__BITS_PER_LONG=64"),
+        *(f"-D__ARCH_WANT_{name}" for name in _ARM.split()),
+    ],
+}
+
+
+def test_the_numbers_are_those_of_the_kernel_headers(machine: str) -> None:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no compiler to read the kernel headers with")
+    done = subprocess.run(
+        [compiler, "-E", "-dM", *HEADERS[machine], "-x", "c", "-"],
+        check=False,
+        input="",
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        pytest.skip("the kernel headers of this machine are not installed")
+    defined = dict(re.findall(r"^#define (__NR\w+) (\w+)$", done.stdout, re.MULTILINE))
+    found: dict[str, int] = {}
+    for name in defined:
+        value = name
+        while not value.isdigit():
+            value = defined[value]
+        found[name.removeprefix("__NR_")] = int(value)
+    known = calls.numbers(TABLES[machine])
+    checked = {name: found[name] for name in known.keys() & found.keys()}
+    assert len(checked) > 290
+    assert checked == {name: known[name] for name in checked}
+    # A header as new as this table knows no call that is missing in it.
+    missing = {name for name, number in found.items() if number <= 469} - known.keys()
+    assert {
+        name for name in missing if not name.startswith(("__NR3264", "syscalls", "arch_specific"))
+    } == set()

@@ -127,7 +127,8 @@ def common(spec: dict[str, Any], *paths: str) -> dict[str, Any]:
     spec["readonly"] = [Path(path) for path in spec.get("readonly", [])]
     spec["binds"] = {Path(at): Path(source) for at, source in spec.get("binds", {}).items()}
     spec["limits"] = Limits(**spec.get("limits", {}))
-    spec["stdin"] = spec.get("stdin", "").encode()
+    path = spec.pop("stdin_path", None)
+    spec["stdin"] = Path(path).read_bytes() if path else spec.get("stdin", "").encode()
     return spec
 
 

@@ -213,7 +213,7 @@ class Box:
         sockets = more.pop("socket_dir", None) or self.directory(f"{name}-sockets")
         # The kernel's own user owns what it opens for output.
         logs = self.directory(f"{name}-logs", owner=self.kind.kernel_uid)
-        stdout, stderr = logs / "stdout", logs / "stderr"
+        stdout, stderr = (Path(more.pop(stream, logs / stream)) for stream in ("stdout", "stderr"))
         env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "TOKEN": self.token, **more.pop("env", {})}
         spec = {
             "agent": "agent-1",
@@ -223,7 +223,7 @@ class Box:
             "socket_dir": str(sockets),
             **more,
         }
-        reply = host.call("start", stdout=str(stdout), stderr=str(stderr), uid=self.uid, **spec)
+        reply = host.call("start", **{"stdout": str(stdout), "stderr": str(stderr), "uid": self.uid, **spec})
         return Running(host, reply["program"], reply["identity"], stdout, stderr)
 
     def python(self, code: str, *arguments: str, **more: Any) -> Running:

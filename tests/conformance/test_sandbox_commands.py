@@ -182,10 +182,8 @@ def test_the_upper_layer_is_bounded(box: Box, argv: list[str], ended: tuple[str,
     assert box.left() == []
 
 
-def test_timeout_and_memory_of_a_command(box: Box) -> None:
+def test_memory_of_a_command(box: Box) -> None:
     workspace = workspace_of(box)
-    done = box.run("echo begun; sleep 1000", workspace, limits={"timeout_s": 0.5})
-    assert (done.reason, done.code, done.out) == ("timeout", -9, "begun\n")
     eat = ["python3", "-c", "x = bytearray(400 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1"]
     assert box.run("", workspace, argv=eat, limits={"memory_bytes": 96 << 20}).reason == "memory"
     assert box.alive() == []
@@ -193,19 +191,10 @@ def test_timeout_and_memory_of_a_command(box: Box) -> None:
 
 def test_cancelling_ends_the_tree_first(box: Box) -> None:
     workspace = workspace_of(box)
-    script = "setsid sleep 1000 $0 & echo up > up; exec sleep 1000"
-    spec = box.command_spec(
-        [
-            "/bin/sh",
-            "-c",
-            "python3 -c 'import sys,time; time.sleep(1000)' $0 & echo up > up; wait",
-            box.token,
-        ],
-        workspace,
-    )
-    del script
+    script = "python3 -c 'import time; time.sleep(1000)' $0 & wait"
+    spec = box.command_spec(["/bin/sh", "-c", script, box.token], workspace)
     number, future = box.host.begin("command", **spec)
-    while not (Path(spec["scratch"]) / "upper" / "up").exists():
+    while len(box.alive()) < 2:
         assert not future.done()
     box.host.call("cancel", order=number)
     assert box.alive() == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,27 +10,6 @@ import pytest
 
 if TYPE_CHECKING:
     from conftest import Box
-
-PING = """
-import socket, sys
-s = socket.socket(socket.AF_UNIX); s.connect("/run/ringfence/syscall.sock")
-while data := s.recv(100): s.sendall(data)
-"""
-FOREVER = "import signal, time\nfor n in range(1, 65):\n  try: signal.signal(n, signal.SIG_IGN)\n  except (OSError, ValueError): pass\n"
-
-
-def listen(directory: Path) -> socket.socket:
-    server = socket.socket(socket.AF_UNIX)
-    server.settimeout(30)
-    server.bind(str(directory / "syscall.sock"))
-    (directory / "syscall.sock").chmod(0o777)
-    server.listen()
-    return server
-
-
-def says(connection: socket.socket, word: bytes) -> bytes:
-    connection.sendall(word)
-    return connection.recv(100)
 
 
 def test_exit_code_output_and_stdin(box: Box) -> None:
@@ -93,54 +71,6 @@ def test_program_is_found_in_the_image_and_on_the_path(box: Box) -> None:
     assert ran(["sh", "-c", "echo path"]) == "path\n"
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["no-such-program"], ["`no-such-program`", "PATH"]),
-        (["./missing.py"], ["`./missing.py`", "is not there"]),
-        (["/etc/passwd"], ["can't be executed"]),
-        ([], ["command is empty"]),
-    ],
-)
-def test_a_program_that_cannot_be_run_is_an_error(box: Box, argv: list[str], words: list[str]) -> None:
-    with pytest.raises(Exception, match=words[0]) as caught:
-        box.program(argv)
-    assert caught.value.kind == "SandboxError"
-    assert all(word in str(caught.value) for word in words)
-    assert box.left() == []
-
-
-def test_kill_ends_setsid_double_fork_and_ignored_signals(box: Box) -> None:
-    code = f"""
-import os, sys, time
-def child(*steps):
-    if os.fork() == 0:
-        for step in steps: step()
-        exec({FOREVER!r})
-        print("up", flush=True)
-        while True: time.sleep(1000)
-fork_again = lambda: os.fork() and os._exit(0)
-child(); child(os.setsid); child(fork_again); child(os.setsid, fork_again)
-exec({FOREVER!r})
-import socket
-s = socket.socket(socket.AF_UNIX); s.connect("/run/ringfence/syscall.sock")
-while True: time.sleep(1000)
-"""
-    sockets = box.directory(box.fresh("sockets"))
-    server = listen(sockets)
-    program = box.python(code, socket_dir=sockets)
-    connection, _ = server.accept()
-    assert len(box.alive()) >= 5
-    program.kill()
-    assert box.alive() == []
-    assert program.wait() == ("killed", -9)
-    assert box.left() == []
-    assert connection.recv(1) == b""
-    program.kill()
-    connection.close()
-    server.close()
-
-
 def test_what_a_program_leaves_behind_ends_with_it(box: Box) -> None:
     code = """
 import os, time
@@ -156,138 +86,6 @@ os.read(r, 1)
     program = box.python(code)
     assert program.wait() == ("exit", 0)
     assert box.alive() == []
-
-
-def test_pause_freezes_and_resume_thaws(box: Box) -> None:
-    sockets = box.directory(box.fresh("sockets"))
-    server = listen(sockets)
-    # The child does the talking: a pause that only reaches the first process shows.
-    code = f"import os\nif os.fork(): os.wait()\nelse:\n  os.setsid()\n  exec({PING!r})"
-    program = box.python(code, socket_dir=sockets)
-    connection, _ = server.accept()
-    connection.settimeout(30)
-    assert says(connection, b"one") == b"one"
-    program.call("pause")
-    program.call("pause")
-    connection.sendall(b"two")
-    connection.settimeout(0.3)
-    with pytest.raises(TimeoutError):
-        connection.recv(100)
-    connection.settimeout(30)
-    program.call("resume")
-    assert connection.recv(100) == b"two"
-    program.call("resume")
-    connection.close()
-    assert program.wait() == ("exit", 0)
-    program.call("pause")
-    server.close()
-
-
-def test_a_program_that_wakes_itself_is_stopped_again_and_can_be_killed(box: Box) -> None:
-    sockets = box.directory(box.fresh("sockets"))
-    server = listen(sockets)
-    code = f"""
-import ctypes, signal
-class Event(ctypes.Structure):
-    _fields_ = [("value", ctypes.c_void_p), ("signo", ctypes.c_int), ("notify", ctypes.c_int), ("pad", ctypes.c_char * 48)]
-class Spec(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_long) for name in "abcd"]
-libc = ctypes.CDLL(None); timer = ctypes.c_void_p()
-assert libc.timer_create(1, ctypes.byref(Event(signo=signal.SIGCONT)), ctypes.byref(timer)) == 0
-assert libc.timer_settime(timer, 0, ctypes.byref(Spec(0, 100_000_000, 0, 100_000_000)), None) == 0
-exec({PING!r})
-"""
-    program = box.python(code, socket_dir=sockets)
-    connection, _ = server.accept()
-    connection.settimeout(30)
-    assert says(connection, b"one") == b"one"
-    program.call("pause")
-    if box.kind.frozen:
-        # Only a frozen group keeps it from waking for a moment; without one it is stopped again.
-        connection.sendall(b"two")
-        connection.settimeout(0.5)
-        with pytest.raises(TimeoutError):
-            connection.recv(100)
-    program.call("resume")
-    program.call("pause")
-    program.kill()
-    assert box.alive() == []
-    connection.close()
-    server.close()
-
-
-def test_kill_works_on_a_paused_program(box: Box) -> None:
-    sockets = box.directory(box.fresh("sockets"))
-    server = listen(sockets)
-    program = box.python(PING, socket_dir=sockets)
-    connection, _ = server.accept()
-    program.call("pause")
-    program.kill()
-    assert box.alive() == []
-    assert program.wait() == ("killed", -9)
-    connection.close()
-    server.close()
-
-
-def test_timeout_ends_the_tree(box: Box) -> None:
-    program = box.python(
-        FOREVER + "import os\nos.fork()\nwhile True: time.sleep(1000)", limits={"timeout_s": 0.5}
-    )
-    assert program.wait() == ("timeout", -9)
-    assert box.alive() == []
-
-
-EATERS = {
-    "private": "x = bytearray(400 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1",
-    "in a child": "import os\nif os.fork() == 0:\n  x = b'x' * (400 << 20)\n  os._exit(0)\nsys.exit(os.waitstatus_to_exitcode(os.wait()[1]) and 137)",
-    "many children": "import os, time\nfor n in range(12):\n  if os.fork() == 0:\n    x = b'x' * (20 << 20)\n    time.sleep(1000)\nos.wait(); sys.exit(137)",
-    "tmp and private": "f = open('/tmp/x', 'wb')\nfor n in range(30): f.write(b'x' << 20 if False else bytes(1 << 20))\nf.flush()\nx = b'x' * (400 << 20)",
-    "shared": "import mmap\nm = mmap.mmap(-1, 400 << 20)\nfor n in range(400):\n  m.seek(n << 20); m.write(b'x' * (1 << 20)); m.madvise(mmap.MADV_DONTNEED)\nimport time; time.sleep(1000)",
-}
-
-
-@pytest.mark.parametrize("eater", EATERS)
-def test_memory_limit(box: Box, eater: str) -> None:
-    program = box.python("import sys\n" + EATERS[eater], limits={"memory_bytes": 96 << 20, "timeout_s": 30})
-    assert program.wait()[0] == "memory"
-    assert box.alive() == []
-
-
-def test_memory_without_a_process_is_refused_or_counted(box: Box) -> None:
-    code = "import os\nf = os.memfd_create('x')\nfor n in range(400): os.write(f, bytes(1 << 20))\nimport time; time.sleep(1000)"
-    program = box.python(code, limits={"memory_bytes": 96 << 20, "timeout_s": 30})
-    reason, _ = program.wait()
-    assert reason == "memory" or "OSError" in program.stderr.read_text()
-
-
-def test_memory_below_the_limit_is_let_alone(box: Box) -> None:
-    code = "import os\nx = b'x' * (40 << 20)\nfor n in range(6): os.fork()\nprint(len(x))"
-    program = box.python(code, limits={"memory_bytes": 160 << 20, "pids": 128})
-    assert program.wait() == ("exit", 0)
-
-
-def test_process_limit(box: Box) -> None:
-    code = """
-import os, time
-made = 0
-try:
-    while made < 200:
-        if os.fork() == 0: time.sleep(1000)
-        made += 1
-except BlockingIOError: pass
-print(made)
-"""
-    program = box.python(code, limits={"pids": 12})
-    assert program.wait() == ("exit", 0)
-    assert 5 <= int(program.stdout.read_text()) <= 12
-    assert box.alive() == []
-
-
-def test_tmp_is_bounded(box: Box) -> None:
-    code = "f = open('/tmp/x', 'wb')\nwhile True: f.write(bytes(1 << 20)); f.flush()"
-    program = box.python(code, limits={"disk_bytes": 4 << 20})
-    assert program.wait()[0] == "exit" or program.wait() == ("signal", -25)
-    assert program.wait()[1] != 0
 
 
 def test_readonly_directories_are_seen_at_their_own_path(box: Box) -> None:

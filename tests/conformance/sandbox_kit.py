@@ -1,0 +1,160 @@
+"""What the tests of sandboxes share: programs that talk, pipes for their output, and what the backend's own processes hold."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import Box, Running
+
+PATIENCE_S = 60
+QUIET_S = 0.3
+"""How long nothing has to come for a test to believe that nothing comes."""
+
+IGNORING = (
+    "import signal\nfor n in range(1, 65):\n  try: signal.signal(n, signal.SIG_IGN)\n"
+    "  except (OSError, ValueError): pass\n"
+)
+CONNECT = 'import socket\ns = socket.socket(socket.AF_UNIX); s.connect("/run/ringfence/syscall.sock")\n'
+ECHO = CONNECT + "while data := s.recv(100): s.sendall(data)\n"
+
+
+def listen(directory: Path) -> socket.socket:
+    """A door like the kernel's, in a socket directory."""
+    server = socket.socket(socket.AF_UNIX)
+    server.settimeout(PATIENCE_S)
+    server.bind(str(directory / "syscall.sock"))
+    (directory / "syscall.sock").chmod(0o777)
+    server.listen()
+    return server
+
+
+def says(connection: socket.socket, word: bytes) -> bytes:
+    """What a program answers."""
+    connection.sendall(word)
+    return connection.recv(100)
+
+
+def silent(connection: socket.socket) -> bool:
+    """Whether nothing comes for a while."""
+    return not select.select([connection], [], [], QUIET_S)[0]
+
+
+@contextlib.contextmanager
+def talking(
+    box: Box, code: str = ECHO, *arguments: str, **more: Any
+) -> Iterator[tuple[Running, socket.socket]]:
+    """A Python program that has connected to its door."""
+    sockets = box.directory(box.fresh("sockets"))
+    with listen(sockets) as server:
+        program = box.python(code, *arguments, socket_dir=sockets, **more)
+        connection, _ = server.accept()
+    with connection:
+        connection.settimeout(PATIENCE_S)
+        yield program, connection
+
+
+class Pipe:
+    """A pipe that a program writes to; `path` goes into the order that starts it."""
+
+    def __init__(self, box: Box) -> None:
+        self.path = box.directory(box.fresh("pipe"), owner=box.kind.kernel_uid) / "pipe"
+        os.mkfifo(self.path, 0o600)
+        if box.kind.kernel_uid is not None:
+            os.chown(self.path, box.kind.kernel_uid, box.kind.kernel_uid)
+        self.source = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self.source >= 0:
+            os.close(self.source)
+            self.source = -1
+
+    def has_more(self, within_s: float = PATIENCE_S) -> bool:
+        return bool(select.select([self.source], [], [], within_s)[0])
+
+    def read(self, most: int = 1 << 20) -> bytes:
+        """The next bytes; empty at the end. Waits for them."""
+        assert self.has_more(), "neither output nor its end came"
+        return os.read(self.source, most)
+
+    def parts(self, most: int = 1 << 20) -> Iterator[bytes]:
+        """All output to its end, in parts."""
+        while part := self.read(most):
+            yield part
+
+    def drain(self) -> int:
+        """Take what is there now; how much it was."""
+        taken = 0
+        while self.has_more(QUIET_S) and (part := os.read(self.source, 1 << 20)):
+            taken += len(part)
+        return taken
+
+
+# -- the backend's own processes --------------------------------------------------------------------------------------
+
+
+def parents() -> dict[int, int]:
+    """Every process of this host and its parent."""
+    found: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def helpers(box: Box) -> list[int]:
+    """The process that owns the backend and all below it, without what runs inside of sandboxes."""
+    above = parents()
+    found = [box.host.process.pid]
+    for pid in found:
+        found += [child for child, parent in above.items() if parent == pid]
+    return [pid for pid in found if pid not in set(box.alive())]
+
+
+def status_bytes(pid: int, name: str) -> int:
+    """A size of /proc/PID/status; 0 for a process that is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+@contextlib.contextmanager
+def peaks(box: Box) -> Iterator[Callable[[], int]]:
+    """What the backend's processes grew by at most meanwhile: the largest of them, in bytes."""
+    grown: dict[int, int] = {}
+    first: dict[int, int] = {}
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.02):
+            for pid in helpers(box):
+                peak = status_bytes(pid, "VmHWM")
+                # A process starts with the peak of the one that started it, so what it added is what counts.
+                grown[pid] = max(grown.get(pid, 0), peak - first.setdefault(pid, peak))
+
+    for pid in helpers(box):
+        first[pid] = status_bytes(pid, "VmHWM")
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield lambda: max(grown.values(), default=0)
+    finally:
+        done.set()
+        watcher.join()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +18,30 @@ from bench.report import Section, Target
 
 STREAMS = (1, 8, 64, 200)
 KERNEL_CPU, GENERATOR_CPU = 0, 1
+AS_IT_COMES = {"GRPC_EXPERIMENTS": ""}
+"""gRPC with its own settings; all others here run it with the kernel's, which double an echo."""
 
 _lanes = itertools.count(1)
 
 
-def generate(targets: Path, streams: int, seconds: float, *more: str) -> dict[str, Any]:
-    """Run the generator once, on a lane of its own.
+def generate(
+    targets: Path, streams: int, seconds: float, *more: str, env: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run the generator once, on a lane of its own; `env` is added to this process's.
 
     Raises:
         BenchError: it ended without a report, or calls failed.
     """
     argv = [sys.executable, "-m", "bench.lean", "--targets", str(targets), "--streams", str(streams)]
     argv += ["--seconds", str(seconds), "--lane", str(next(_lanes)), "--cpu", str(GENERATOR_CPU), *more]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=seconds + 120, check=False)
+    done = subprocess.run(
+        argv,
+        capture_output=True,
+        text=True,
+        timeout=seconds + 120,
+        check=False,
+        env={**os.environ, **(env or {})},
+    )
     if not done.stdout:
         raise BenchError(
             f"the generator failed: {(done.stderr.strip().splitlines() or ['it said nothing'])[-1]}"
@@ -54,21 +67,36 @@ def measure(bench: Bench) -> Section:
         echo, echoing = stack.enter_context(
             serving("bench.echo", "--serve", "--streams", str(agents), log=home / "echo.log")
         )
-        (home / "kernel.json").write_text(json.dumps(told["targets"]))
-        (home / "echo.json").write_text(json.dumps(echoing["targets"]))
-        for process in (kernel, echo):
+        plain, plainly = stack.enter_context(
+            serving(
+                "bench.echo",
+                "--serve",
+                "--streams",
+                str(agents),
+                log=home / "plain.log",
+                env=AS_IT_COMES,
+            )
+        )
+        pids: dict[str, int] = {}
+        for name, process, report in (
+            ("kernel", kernel, told),
+            ("echo", echo, echoing),
+            ("plain", plain, plainly),
+        ):
+            (home / f"{name}.json").write_text(json.dumps(report["targets"]))
             pin(process.pid, KERNEL_CPU)
+            pids[name] = process.pid
         dsn = commits.prepare(told["dsn"])
         for streams in STREAMS:
             bench.say(f"{streams} streams")
-            rounds = [
-                _round(bench, home, streams, (kernel.pid, echo.pid), dsn)
-                for _ in range(1 if bench.quick else 3)
-            ]
+            rounds = [_round(bench, home, streams, pids, dsn) for _ in range(1 if bench.quick else 3)]
             section.rows.append(_row(streams, rounds))
     section.targets = _targets(section.rows)
     section.notes.append(
         f"commits: {rounds[0]['commits'].tool}, {commits.BODY_BYTES} bytes a row, same server, same minute"
+    )
+    section.notes.append(
+        "echo: with the kernel's settings of gRPC; plain echo: with gRPC's own, server and generator"
     )
     section.notes.append(
         "µs: processor time of the server process a call; it depends less on a busy machine than calls/s"
@@ -76,12 +104,14 @@ def measure(bench: Bench) -> Section:
     return section
 
 
-def _round(bench: Bench, home: Path, streams: int, pids: tuple[int, int], dsn: str) -> dict[str, Any]:
+def _round(bench: Bench, home: Path, streams: int, pids: Mapping[str, int], dsn: str) -> dict[str, Any]:
     seconds = bench.seconds(2.0, 5.0)
     found: dict[str, Any] = {}
-    for name, pid in zip(("kernel", "echo"), pids, strict=True):
+    for name, pid in pids.items():
         before = cpu_seconds(pid)
-        report = generate(home / f"{name}.json", streams, seconds)
+        report = generate(
+            home / f"{name}.json", streams, seconds, env=AS_IT_COMES if name == "plain" else None
+        )
         report["us"] = (cpu_seconds(pid) - before) / report["calls"] * 1e6
         found[name] = report
     found["commits"] = commits.measure(dsn, streams, bench.seconds(1.0, 3.0), home)
@@ -102,6 +132,8 @@ def _row(streams: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
         "echo/s": middle(lambda r: r["echo"]["calls_per_s"]),
         "echo p99/p50": middle(lambda r: r["echo"]["p99_ms"] / r["echo"]["p50_ms"]),
         "echo µs": middle(lambda r: r["echo"]["us"]),
+        "plain echo/s": middle(lambda r: r["plain"]["calls_per_s"]),
+        "of plain echo": middle(lambda r: r["kernel"]["calls_per_s"] / r["plain"]["calls_per_s"]),
         "of echo": middle(lambda r: r["kernel"]["calls_per_s"] / r["echo"]["calls_per_s"]),
         "commits/s": middle(lambda r: r["commits"].per_s),
         "commit p50 ms": middle(lambda r: r["commits"].p50_ms),

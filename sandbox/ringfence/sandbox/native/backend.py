@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -15,9 +15,17 @@ from ringfence.sandbox.native import identity
 from ringfence.sandbox.native.cgroups import remove_shared
 from ringfence.sandbox.native.job import STDERR_NAME, STDOUT_NAME, UPPER_NAME, Job
 from ringfence.sandbox.native.program import NativeProgram, end_recorded, launcher_command
-from ringfence.sandbox.types import CommandResult, CommandSpec, Limits, ProgramSpec, SandboxError, Wall
+from ringfence.sandbox.specs import (
+    checked_directory,
+    checked_environment,
+    checked_inside,
+    checked_limits,
+    checked_readonly,
+    checked_uid,
+    checked_words,
+)
+from ringfence.sandbox.types import CommandResult, CommandSpec, ProgramSpec, SandboxError, Wall
 
-_FORBIDDEN = ("/proc", "/sys", "/dev", "/etc", "/program", "/workspace", "/run/ringfence")
 _PROBE_TIMEOUT_S = 60
 
 
@@ -73,8 +81,8 @@ class NativeSandbox:
             SandboxError: a required wall is missing or the program can't be found; nothing runs.
         """
         job = self._job(spec)
-        job["image"] = _directory(spec.image, "program image")
-        job["socket_dir"] = _directory(spec.socket_dir, "socket directory")
+        job["image"] = checked_directory(spec.image, "program image")
+        job["socket_dir"] = checked_directory(spec.socket_dir, "socket directory")
         job["cwd"] = "/program"
         stdout = os.dup(spec.stdout_fd)
         stderr = os.dup(spec.stderr_fd)
@@ -92,10 +100,10 @@ class NativeSandbox:
             SandboxError: as for `start`.
         """
         job = self._job(spec)
-        job["lower"] = _directory(spec.lower, "workspace")
-        job["scratch"] = _directory(spec.scratch, "scratch directory")
-        job["cwd"] = _inside(spec.cwd, "working directory")
-        job["masks"] = [_inside(mask, "mask") for mask in spec.masks]
+        job["lower"] = checked_directory(spec.lower, "workspace")
+        job["scratch"] = checked_directory(spec.scratch, "scratch directory")
+        job["cwd"] = checked_inside(spec.cwd, "working directory")
+        job["masks"] = [checked_inside(mask, "mask") for mask in spec.masks]
         program = await self._launch(job, spec.stdin, ())
         try:
             exit_ = await program.wait()
@@ -163,22 +171,18 @@ class NativeSandbox:
         self._root.mkdir(mode=0o700, exist_ok=True)
 
     def _job(self, spec: ProgramSpec | CommandSpec) -> Job:
-        if spec.uid is not None and os.geteuid() != 0:
-            raise SandboxError(f"only root can run a sandbox as uid {spec.uid}; leave the uid out")
-        if spec.uid == 0:
-            raise SandboxError("a sandbox never runs as uid 0; give the agent a uid of its own")
-        limits = _limits(spec.limits)
+        limits = checked_limits(spec.limits)
         return {
             "name": uuid.uuid4().hex,
             "agent": spec.agent,
             "records": str(self._records.resolve()),
             "root": str(self._root.resolve()),
-            "argv": _words(spec.argv),
-            "env": _environment(spec.env),
-            "uid": spec.uid,
+            "argv": checked_words(spec.argv),
+            "env": checked_environment(spec.env),
+            "uid": checked_uid(spec.uid),
             "readonly": [
-                *map(_readonly, spec.readonly),
-                *(_readonly(at, spec.binds[at]) for at in spec.binds),
+                *map(checked_readonly, spec.readonly),
+                *(checked_readonly(at, spec.binds[at]) for at in spec.binds),
             ],
             "sources": {str(at): str(source.resolve()) for at, source in spec.binds.items()},
             "cwd": "",
@@ -196,60 +200,3 @@ class NativeSandbox:
             "stdout_fd": -1,
             "stderr_fd": -1,
         }
-
-
-def _limits(limits: Limits) -> Limits:
-    """Zero is the default, never unlimited; negative is a mistake."""
-    usual = Limits()
-    values = {
-        name: getattr(limits, name) for name in ("memory_bytes", "pids", "cpu", "disk_bytes", "timeout_s")
-    }
-    for name, value in values.items():
-        if value < 0:
-            raise SandboxError(f"the limit `{name}` is negative; give a positive one, or 0 for the default")
-    return Limits(**{name: value or getattr(usual, name) for name, value in values.items()})
-
-
-def _words(argv: Sequence[str]) -> list[str]:
-    words = list(argv)
-    if not words or not words[0]:
-        raise SandboxError("the command is empty; name a program")
-    if any("\0" in word for word in words):
-        raise SandboxError("the command holds a NUL character; leave it out")
-    return words
-
-
-def _environment(env: Mapping[str, str]) -> dict[str, str]:
-    for name, value in env.items():
-        if not name or "=" in name or "\0" in name or "\0" in value:
-            raise SandboxError(f"the environment variable `{name!r}` can't exist; rename it")
-    return dict(env)
-
-
-def _directory(path: Path, what: str) -> str:
-    if not path.is_dir():
-        raise SandboxError(f"the {what} `{path}` is not a directory; create it first")
-    return str(path.resolve())
-
-
-def _readonly(path: Path, source: Path | None = None) -> str:
-    text = os.path.normpath(path)
-    if (
-        not path.is_absolute()
-        or text == "/"
-        or any(text == top or text.startswith(f"{top}/") for top in _FORBIDDEN)
-    ):
-        raise SandboxError(f"`{path}` can't be shown read-only inside a sandbox; choose another directory")
-    if not (source or path).is_dir():
-        raise SandboxError(
-            f"`{path}` is to be shown inside the sandbox but is not a directory; create it first"
-        )
-    return text
-
-
-def _inside(path: str, what: str) -> str:
-    if os.path.normpath(path) != path or not (path == "/workspace" or path.startswith("/workspace/")):
-        raise SandboxError(f"the {what} `{path}` is not a plain path below `/workspace`; correct it")
-    if what == "mask" and path == "/workspace":
-        raise SandboxError("the whole workspace is hidden from commands; allow a part of it first")
-    return path

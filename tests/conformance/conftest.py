@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
 sys.path.insert(0, str(Path(__file__).parent))
+import exec_call
 from backends import KINDS, PYTHON, Kind
 
 ANSWER_S = 60
@@ -351,7 +352,7 @@ def _is_foreign(item: pytest.Item) -> bool:
 
 
 @pytest.fixture
-def exec_place() -> Iterator[Path]:
+async def exec_place() -> AsyncIterator[Path]:
     top = Path(tempfile.mkdtemp(prefix="ringfence-exec-"))
     top.chmod(0o755)
     workspace = top / "workspace"
@@ -363,5 +364,7 @@ def exec_place() -> Iterator[Path]:
         for path in (workspace, *workspace.rglob("*")):
             os.chown(path, 247111, 247111)
     yield top
+    while exec_call.BACKENDS:
+        await exec_call.BACKENDS.pop().close()
     subprocess.run(["chmod", "-R", "u+rwX", str(top)], check=False)
     shutil.rmtree(top)

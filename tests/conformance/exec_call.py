@@ -30,6 +30,8 @@ from ringfence.syscalls import errors, exec_run
 from ringfence.syscalls.base import Effect, Question
 
 AGENT_UID = 247111
+BACKENDS: list[NativeSandbox] = []
+"""All that were made here; `exec_place` closes them."""
 ALLOW_ALL = ['exec.run: "*"', 'fs.*: "/workspace/**"']
 
 
@@ -61,6 +63,7 @@ class Environment:
         self.snapshots = SnapshotStore(place / "points")
         self.artifacts = Outputs(Blobs(place / "artifacts"))
         self.sandbox = NativeSandbox(place / "data")
+        BACKENDS.append(self.sandbox)
         self.limits = Limits(timeout_s=60, disk_bytes=32 << 20)
         self.command_env = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
         self.scratch_root = place / "scratch"

@@ -131,6 +131,7 @@ def test_a_mask_that_leads_through_a_link_stops_the_start(box: Box) -> None:
 def test_huge_output_stays_bounded_and_keeps_both_ends(box: Box) -> None:
     workspace = workspace_of(box)
     # A process starts with the peak of the one that started it, so what it added is what counts.
+    assert box.run("true", workspace).code == 0
     before = box.host.call("peak_bytes")
     script = "echo first; yes 0123456789 | head -c 209715200; echo; echo the error is here; echo e >&2"
     done = box.run(script, workspace, limits={"disk_bytes": 16 << 20})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import subprocess
@@ -11,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from ringfence.sandbox.native import identity
+from ringfence.sandbox.native import identity, launcher
 from ringfence.sandbox.native.cgroups import remove_shared
-from ringfence.sandbox.native.job import STDERR_NAME, STDOUT_NAME, UPPER_NAME, Job
-from ringfence.sandbox.native.program import NativeProgram, end_recorded, launcher_command
+from ringfence.sandbox.native.client import WardenClient
+from ringfence.sandbox.native.job import STDERR_NAME, STDOUT_NAME, UPPER_NAME, Job, Order
+from ringfence.sandbox.native.program import NativeProgram, end_recorded
 from ringfence.sandbox.specs import (
     checked_directory,
     checked_environment,
@@ -27,13 +29,17 @@ from ringfence.sandbox.specs import (
 from ringfence.sandbox.types import CommandResult, CommandSpec, ProgramSpec, SandboxError, Wall
 
 _PROBE_TIMEOUT_S = 60
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 class NativeSandbox:
     """Sandboxes made of Linux namespaces, Landlock, seccomp, and control groups or resource limits.
 
+    A process beside the kernel, the warden, makes and watches all of them; it is started for the first one and again when
+    it has died. When either of the two dies, so does every sandbox.
+
     Memory and process limits are held by control groups where the host permits them. Without them the number of
-    processes is bounded by RLIMIT_NPROC, and memory by measuring: the launcher sums what the whole tree uses up to fifty
+    processes is bounded by RLIMIT_NPROC, and memory by measuring: the warden sums what the whole tree uses up to fifty
     times a second and kills it over the limit, so a burst can pass the limit for a moment before it ends.
 
     A command whose changes grow over its disk limit is killed and reported as `ExitReason.DISK`; what it prints beyond
@@ -48,11 +54,17 @@ class NativeSandbox:
         self._records = data_dir / "sandboxes"
         self._root = self._records / "root"
         self._own: set[str] = set()
+        self._warden: WardenClient | None = None
 
     @property
     def name(self) -> str:
         """`native`."""
         return "native"
+
+    @property
+    def warden_pid(self) -> int:
+        """Pid of the process that makes and watches the sandboxes, for people and tests; 0: there is none now."""
+        return self._warden.pid if self._warden is not None and self._warden.alive else 0
 
     def walls(self) -> Sequence[Wall]:
         """Try every wall on this host, each in a process of its own.
@@ -62,7 +74,7 @@ class NativeSandbox:
         """
         self._prepare()
         done = subprocess.run(
-            launcher_command("run_probe", "ringfence-probe"),
+            launcher.command("launcher", "run_probe"),
             input=json.dumps({"data": str(self._records)}).encode(),
             capture_output=True,
             env={},
@@ -84,14 +96,7 @@ class NativeSandbox:
         job["image"] = checked_directory(spec.image, "program image")
         job["socket_dir"] = checked_directory(spec.socket_dir, "socket directory")
         job["cwd"] = "/program"
-        stdout = os.dup(spec.stdout_fd)
-        stderr = os.dup(spec.stderr_fd)
-        try:
-            job["stdout_fd"], job["stderr_fd"] = stdout, stderr
-            return await self._launch(job, spec.stdin, (stdout, stderr))
-        finally:
-            os.close(stdout)
-            os.close(stderr)
+        return await self._launch(job, spec.stdin, (spec.stdout_fd, spec.stderr_fd))
 
     async def run_command(self, spec: CommandSpec) -> CommandResult:
         """Run one command to its end. Cancelling the await ends the command's whole tree first.
@@ -129,7 +134,10 @@ class NativeSandbox:
         return await asyncio.to_thread(self._sweep)
 
     async def close(self) -> None:
-        """Remove what is shared by sandboxes, when the last of them has ended."""
+        """End the warden, and with it what still runs; remove what is shared by sandboxes."""
+        warden, self._warden = self._warden, None
+        if warden is not None:
+            await warden.close()
         await asyncio.to_thread(remove_shared)
 
     def _sweep(self) -> list[str]:
@@ -154,16 +162,24 @@ class NativeSandbox:
                 path.unlink(missing_ok=True)
         return sorted(agents)
 
-    async def _launch(self, job: Job, stdin: bytes, descriptors: tuple[int, ...]) -> NativeProgram:
+    async def _launch(self, job: Job, stdin: bytes, outputs: tuple[int, ...]) -> NativeProgram:
         self._prepare()
-        job["stdin_bytes"] = len(stdin)
-        self._own.add(job["name"])
+        if self._warden is None or not self._warden.alive:
+            self._warden = WardenClient.start()
+        name = job["name"]
+        self._own.add(name)
+        lent: list[int] = []
         try:
-            program = await NativeProgram.launch(job, stdin, descriptors)
+            for title, content in (("job", json.dumps(job).encode()), ("stdin", stdin)):
+                lent.append(_sealed(title, content))
+            program = await NativeProgram.launch(self._warden, _order(job), (*lent, *outputs))
         except BaseException:
-            self._own.discard(job["name"])
+            self._own.discard(name)
             raise
-        program.when_gone(lambda: self._own.discard(job["name"]))
+        finally:
+            for descriptor in lent:
+                os.close(descriptor)
+        program.when_gone(lambda: self._own.discard(name))
         return program
 
     def _prepare(self) -> None:
@@ -196,7 +212,19 @@ class NativeSandbox:
             "cpu": limits.cpu,
             "disk_bytes": limits.disk_bytes,
             "timeout_s": limits.timeout_s,
-            "stdin_bytes": 0,
-            "stdout_fd": -1,
-            "stderr_fd": -1,
         }
+
+
+def _order(job: Job) -> Order:
+    """The part of a job that its supervisor has to know."""
+    return cast("Order", {name: value for name, value in job.items() if name in Order.__annotations__})
+
+
+def _sealed(title: str, content: bytes) -> int:
+    """An anonymous file with this content that nobody can change any more."""
+    descriptor = os.memfd_create(title, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor

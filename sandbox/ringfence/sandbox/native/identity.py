@@ -13,8 +13,8 @@ import signal
 from typing import TypedDict
 
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_START_TIME_FIELD = 19
-"""Index of the start time among the fields that follow the name in /proc/PID/stat."""
+_PARENT_FIELD, _START_TIME_FIELD = 1, 19
+"""Indices among the fields that follow the name in /proc/PID/stat."""
 
 
 class Process(TypedDict):
@@ -25,11 +25,11 @@ class Process(TypedDict):
 
 
 class Record(TypedDict):
-    """One sandbox, written durably before its program runs and removed after its end.
+    """One sandbox, written before its program runs and removed after its end.
 
     Attributes:
         boot: id of the boot that the processes belong to.
-        launcher: the supervisor outside.
+        launcher: the warden that watches it.
         init: first process of the pid namespace; None until it is known. When it dies, all of the namespace does.
         groups: control group directories.
         freezer: controller directory and version that can thaw it; None: there is none.
@@ -52,10 +52,19 @@ def boot_id() -> str:
 
 def start_time(pid: int) -> int | None:
     """Clock tick at which `pid` started, None if there is no such process."""
+    return _fact(pid, _START_TIME_FIELD)
+
+
+def parent(pid: int) -> int | None:
+    """Pid of its parent, None if there is no such process."""
+    return _fact(pid, _PARENT_FIELD)
+
+
+def _fact(pid: int, field: int) -> int | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name stands in parentheses and may hold any byte, a closing parenthesis too.
-            return int(file.read().rpartition(b")")[2].split()[_START_TIME_FIELD])
+            return int(file.read().rpartition(b")")[2].split()[field])
     except (FileNotFoundError, ProcessLookupError):
         return None
 
@@ -117,20 +126,17 @@ def wait_dead(descriptor: int, timeout_s: float) -> None:
 
 
 def write_record(directory: str, record: Record) -> None:
-    """Make a record durable, replacing the one of the same name."""
+    """Write a record whole, replacing the one of the same name.
+
+    It is not synced: it matters only as long as this boot lasts, and so long every process sees what is written.
+    """
     path = f"{directory}/{record['name']}.json"
     descriptor = os.open(f"{path}.tmp", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, json.dumps(record).encode())
-        os.fsync(descriptor)
     finally:
         os.close(descriptor)
     os.rename(f"{path}.tmp", path)
-    parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)
 
 
 def remove_record(directory: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What the backend hands to the launcher, as JSON over its standard input, and how the launcher refuses."""
+"""What the backend hands on to make a sandbox, and how that is refused."""
 
 from __future__ import annotations
 
@@ -10,11 +10,30 @@ from typing import TypedDict
 INSIDE_UID = 1000
 """Uid seen inside where the sandbox has a user namespace of its own."""
 
-HEADER_BYTES = 8
-"""Length of the job in front of it, big-endian. The program's standard input follows the job."""
+PACKET_BYTES = 65536
+"""The largest packet between kernel, warden, zygote and sandbox."""
 
 STDOUT_NAME, STDERR_NAME, UPPER_NAME, WORK_NAME, FORMAT_NAME = "stdout", "stderr", "upper", "work", "format"
 """Names within a command's scratch directory. `format` says which xattrs the upper layer uses: `trusted` or `user`."""
+
+
+class Order(TypedDict):
+    """What the warden has to know of a sandbox, and no more. Fields as in `Job`.
+
+    INVARIANT: nothing secret is in here. Only the process that becomes the sandbox reads the job itself.
+    """
+
+    name: str
+    agent: str
+    records: str
+    lower: str
+    scratch: str
+    uid: int | None
+    memory_bytes: int
+    pids: int
+    cpu: float
+    disk_bytes: int
+    timeout_s: float
 
 
 class Job(TypedDict):
@@ -35,8 +54,6 @@ class Job(TypedDict):
         lower: live workspace below the overlay; empty for programs.
         scratch: a command's own directory; empty for programs.
         masks: paths inside, below `/workspace`.
-        stdin_bytes: how many bytes of standard input follow the job.
-        stdout_fd, stderr_fd: inherited descriptors for programs; -1 for commands.
     """
 
     name: str
@@ -59,9 +76,6 @@ class Job(TypedDict):
     cpu: float
     disk_bytes: int
     timeout_s: float
-    stdin_bytes: int
-    stdout_fd: int
-    stderr_fd: int
 
 
 class Refused(Exception):

@@ -1,11 +1,26 @@
 """Takes in what a command writes, in bounded memory and bounded files."""
 
+# The warden works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
+# ruff: noqa: PTH101, PTH102, PTH116, PTH123
+
 from __future__ import annotations
 
 import contextlib
 import os
 import select
 
+from ringfence.sandbox.native.job import (
+    FORMAT_NAME,
+    STDERR_NAME,
+    STDOUT_NAME,
+    UPPER_NAME,
+    WORK_NAME,
+    Order,
+    wall,
+)
+
+_OUTPUT_SHARE = 4
+"""Each output file of a command may take this part of its disk limit."""
 _CHUNK_BYTES = 1 << 18
 _LEAST_BYTES = 1 << 18
 _TAIL_MOST_BYTES = 1 << 20
@@ -30,7 +45,7 @@ class Sink:
         self._tail = bytearray()
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self.total_bytes = 0
-        self.source, self.writer = os.pipe2(os.O_CLOEXEC)
+        self.source, self._writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.source, False)
 
     @property
@@ -56,6 +71,18 @@ class Sink:
             del self._tail[: -self._tail_most]
         return True
 
+    def take_writer(self) -> int:
+        """The end to write to, which is the caller's from now on."""
+        writer, self._writer = self._writer, -1
+        return writer
+
+    def close(self) -> None:
+        """Close what `finish` has not closed."""
+        for descriptor in (self.source, self._writer, self._file):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.source = self._writer = self._file = -1
+
     def finish(self) -> None:
         """Take the rest, write the last part and close."""
         while self.take():
@@ -66,8 +93,7 @@ class Sink:
             _write_all(self._file, f"\n[ringfence: {dropped} bytes left out]\n".encode())
         _write_all(self._file, bytes(self._tail[-self._tail_most :]))
         os.fsync(self._file)
-        os.close(self._file)
-        os.close(self.source)
+        self.close()
 
     def _written(self) -> int:
         return os.lseek(self._file, 0, os.SEEK_CUR)
@@ -84,3 +110,28 @@ def _write_all(descriptor: int, data: bytes) -> None:
     with contextlib.suppress(OSError):
         while view:
             view = view[os.write(descriptor, view) :]
+
+
+def command_sinks(order: Order) -> list[Sink]:
+    """For a command: make the layers of its overlay, and say where its output goes; nothing for a program.
+
+    Raises:
+        Refused: the scratch directory is of no use.
+    """
+    if not order["lower"]:
+        return []
+    scratch, uid = order["scratch"], order["uid"]
+    with wall("scratch directory", "it must be empty and writable for the kernel"):
+        lower = os.stat(order["lower"])
+        upper = f"{scratch}/{UPPER_NAME}"
+        os.mkdir(f"{scratch}/{WORK_NAME}", 0o700)
+        os.mkdir(upper, 0o700)
+        # The root of an overlay shows the upper layer's own owner, mode and times.
+        if uid is not None:
+            os.chown(upper, lower.st_uid, lower.st_gid)
+        os.chmod(upper, lower.st_mode & 0o7777)
+        os.utime(upper, ns=(lower.st_atime_ns, lower.st_mtime_ns))
+        with open(f"{scratch}/{FORMAT_NAME}", "x", encoding="ascii") as file:
+            file.write("user" if uid is None else "trusted")
+        limit = order["disk_bytes"] // _OUTPUT_SHARE
+        return [Sink(f"{scratch}/{name}", limit) for name in (STDOUT_NAME, STDERR_NAME)]

@@ -135,9 +135,6 @@ def _job(place: str) -> Job:
         "cpu": 1.0,
         "disk_bytes": 16 << 20,
         "timeout_s": 10.0,
-        "stdin_bytes": 0,
-        "stdout_fd": -1,
-        "stderr_fd": -1,
     }
 
 

@@ -1,10 +1,10 @@
 """The first process of a sandbox's pid namespace: builds it, starts the program, reaps, and reports the end.
 
-It talks with the launcher outside over one packet socket. When the launcher goes, so does this process, and with the
+It talks with the warden outside over one packet socket. When the warden goes, so does this process, and with the
 first process of a pid namespace the kernel ends all others of it.
 """
 
-# The launcher works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
+# A sandbox works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
 # ruff: noqa: PTH113
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import signal
 import socket
 
 from ringfence.sandbox.native import confine, jail, linux
-from ringfence.sandbox.native.job import Job, Refused
+from ringfence.sandbox.native.job import PACKET_BYTES, Job, Refused
 
-GO, STOP, CONTINUE = b"go", b"stop", b"continue"
-PACKET_BYTES = 65536
+STOP, CONTINUE = b"stop", b"continue"
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 _PROGRAM_FIX = (
     "name a file of the program image, or install it below /usr or a read-only directory of the sandbox"
@@ -29,19 +28,19 @@ _PROGRAM_FIX = (
 _COMMAND_FIX = "name a program on the sandbox's PATH, or a file by a path with a slash"
 
 
-def main(job: Job, link: socket.socket, stdio: tuple[int, int, int], groups: frozenset[str]) -> None:
+def main(job: Job, link: socket.socket, stdio: tuple[int, int, int]) -> None:
     """Run the sandbox; never returns.
 
     Args:
         job: what to run.
-        link: to the launcher.
+        link: to the warden. Its first packet names the controllers whose limits a control group holds.
         stdio: descriptors of the program's standard streams.
-        groups: controllers whose limits a control group holds.
     """
     try:
-        if link.recv(PACKET_BYTES) != GO:
+        go = link.recv(PACKET_BYTES)
+        if not go:
             os._exit(1)
-        _run(job, link, stdio, groups)
+        _run(job, link, stdio, frozenset(json.loads(go)))
     except Refused as refusal:
         with contextlib.suppress(OSError):
             link.send(json.dumps({"refused": str(refusal)}).encode())
@@ -73,7 +72,7 @@ def _run(job: Job, link: socket.socket, stdio: tuple[int, int, int], groups: fro
 
 
 def _lend_views(job: Job, link: socket.socket) -> None:
-    """Give the launcher eyes inside, for measuring: /proc, /tmp and the workspace of this sandbox."""
+    """Give the warden eyes inside, for measuring: /proc, /tmp and the workspace of this sandbox."""
     places = ["/proc", "/tmp", *(["/workspace"] if job["lower"] else [])]  # noqa: S108 - the sandbox's own
     views = [os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for place in places]
     socket.send_fds(link, [json.dumps({"views": len(views)}).encode()], views)

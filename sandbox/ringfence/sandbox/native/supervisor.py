@@ -1,10 +1,11 @@
-"""Watches one sandbox from outside until nothing of it is left."""
+"""Watches one sandbox from outside until nothing of it is left. Runs in a thread of the warden."""
 
-# The launcher works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
-# ruff: noqa: PTH123, PTH208
+# The warden works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
+# ruff: noqa: PTH110, PTH123, PTH208
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
@@ -15,68 +16,158 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ringfence.sandbox.native import reaper
+from ringfence.sandbox.native import identity, reaper
 from ringfence.sandbox.native.cgroups import Groups
-from ringfence.sandbox.native.identity import Record
-from ringfence.sandbox.native.job import UPPER_NAME, Job
+from ringfence.sandbox.native.job import PACKET_BYTES, UPPER_NAME, Order, Refused, wall
 from ringfence.sandbox.native.meters import DiskMeter, MemoryMeter, Meter
-from ringfence.sandbox.native.output import Sink
+from ringfence.sandbox.native.output import Sink, command_sinks
 
-KILL, PAUSE, RESUME = b"k", b"p", b"r"
-_ORDERS_BYTES = 4096
+KILL, PAUSE, RESUME = "kill", "pause", "resume"
 _MAX_VIEWS = 8
 _STOP_INTERVAL_S = 0.1
 _STOPPED_TRIES = 5000
-_STOPPED_PAUSE_S = 0.001
+_ADOPTED_TRIES = 5000
+_PAUSE_S = 0.001
 _SIGKILL_EXIT = 137
 
 
-def emit(event: dict[str, Any]) -> None:
-    """Tell the kernel; if it is gone there is no one to tell."""
-    line = json.dumps(event).encode() + b"\n"
-    with contextlib.suppress(OSError):
-        while line:
-            line = line[os.write(1, line) :]
+class Lost(Exception):
+    """The sandbox died before its program ran, without having been refused. It may be made again."""
 
 
 class Supervisor:
-    """One sandbox from its go to its end."""
+    """One sandbox from its order to its end.
+
+    Args:
+        order: what to make.
+        descriptors: the job and the program's standard streams, or without output for a command; taken over.
+        fork: has the first process forked.
+        emit: tells the kernel.
+    """
 
     def __init__(
-        self, job: Job, groups: Groups, record: Record, link: socket.socket, sinks: list[Sink]
+        self,
+        order: Order,
+        descriptors: list[int],
+        fork: Callable[[list[int]], None],
+        emit: Callable[[dict[str, Any]], None],
     ) -> None:
-        self._job = job
-        self._groups = groups
-        self._record = record
-        self._link = link
-        self._sinks = sinks
-        init = record["init"]
-        if init is None:
-            raise ValueError("the record has no first process")
-        self._init = init["pid"]
-        self._pidfd = os.pidfd_open(self._init)
+        self._order = order
+        self._lent = descriptors
+        self._fork = fork
+        self._tell = emit
+        self._orders: collections.deque[str] = collections.deque()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._groups = Groups({})
+        self._sinks: list[Sink] = []
+        self._link, self._far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._init = 0
+        self._pidfd = -1
         self._meters: list[tuple[str, Meter]] = []
         self._proc = -1
+        self._views: list[int] = []
         self._status: int | None = None
         self._refusal = ""
         self._ended = ""
         self._paused_at: float | None = None
-        self._deadline = time.monotonic() + job["timeout_s"]
+        self._deadline = 0.0
         self._handlers: dict[int, Callable[[], bool]] = {}
 
+    def order(self, order: str) -> None:
+        """Ask for KILL, PAUSE or RESUME, from any thread. Must not be called after `close`."""
+        self._orders.append(order)
+        os.eventfd_write(self._bell, 1)
+
+    def close(self) -> None:
+        """Let go of what orders come by."""
+        os.close(self._bell)
+
     def run(self) -> dict[str, Any]:
-        """Supervise to the end; returns the last event."""
+        """Make and watch the sandbox; returns the last event, when nothing of it is left."""
         try:
-            return self._watch()
-        except BaseException:
-            # INVARIANT: the record is removed only after the last process is dead, whatever goes wrong here.
+            self._make()
+            last = self._watch()
+        except Refused as refusal:
+            # What can't be done to a process because it is gone was not refused.
+            gone = isinstance(refusal.__cause__, ProcessLookupError)
+            last = {"event": "lost" if gone else "refused", "message": str(refusal)}
+        except ProcessLookupError:
+            last = {"event": "lost", "message": "its first process died"}
+        except Lost as lost:
+            last = {"event": "lost", "message": str(lost)}
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the kernel has to be told
+            last = {"event": "lost", "message": f"its supervisor failed: {type(error).__name__}: {error}"}
+        finally:
+            self._let_go()
+        return last
+
+    def _let_go(self) -> None:
+        # INVARIANT: the record is removed only after the last process is dead, whatever went wrong before.
+        self._link.close()
+        self._far_end.close()
+        if self._init:
             self._end("killed")
-            os.waitpid(self._init, 0)
-            raise
+            _reap(self._init)
+        for sink in self._sinks:
+            sink.close()
+        for descriptor in (self._pidfd, *self._views, *self._lent):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._groups.remove()
+        identity.remove_record(self._order["records"], self._order["name"])
+
+    def _make(self) -> None:
+        """Have the first process forked, and let it go once a later kernel could find it."""
+        order = self._order
+        self._sinks = command_sinks(order)
+        self._groups = Groups.create(order["name"])
+        self._groups.limit(order["memory_bytes"], order["pids"] + 1, order["cpu"])
+        self._lent += [sink.take_writer() for sink in self._sinks]
+        with self._far_end:
+            self._fork([*self._lent, self._far_end.fileno()])
+        while self._lent:
+            os.close(self._lent.pop())
+        self._init = self._first_pid()
+        self._pidfd = os.pidfd_open(self._init)
+        with wall("control groups", "let the kernel write to its own control groups, or to none"):
+            self._groups.attach(self._init)
+        record: identity.Record = {
+            "name": order["name"],
+            "agent": order["agent"],
+            "boot": identity.boot_id(),
+            "launcher": identity.process(os.getpid()),
+            "init": identity.process(self._init),
+            "groups": self._groups.directories(),
+            "freezer": self._groups.where.get("freezer"),
+        }
+        with wall("identity record", "the data directory must be writable and have room"):
+            # INVARIANT: no program runs before its record is on disk, so a later kernel finds everything.
+            identity.write_record(order["records"], record)
+        self._await_adoption()
+        self._deadline = time.monotonic() + order["timeout_s"]
+        with contextlib.suppress(OSError):  # it has died; the watch sees that
+            self._link.send(json.dumps(sorted(self._groups.where)).encode())
+
+    def _first_pid(self) -> int:
+        packet = self._link.recv(PACKET_BYTES)
+        if not packet:
+            raise Lost("the process that sandboxes are forked from died")
+        message = json.loads(packet)
+        if "refused" in message:
+            raise Refused(message["refused"])
+        return message["pid"]
+
+    def _await_adoption(self) -> None:
+        """Wait until what forked the first process is gone: only then this process is the parent, and its death is noticed."""
+        for _ in range(_ADOPTED_TRIES):
+            if identity.parent(self._init) == os.getpid():
+                return
+            time.sleep(_PAUSE_S)
+        raise Lost("its first process was not handed over")
 
     def _watch(self) -> dict[str, Any]:
         poll = select.poll()
-        self._handlers = {0: self._on_order, self._link.fileno(): self._on_packet}
+        self._handlers = {self._bell: self._on_order, self._link.fileno(): self._on_packet}
         self._handlers |= {sink.source: sink.take for sink in self._sinks}
         for descriptor in (*self._handlers, self._pidfd):
             poll.register(descriptor, select.POLLIN)
@@ -117,29 +208,28 @@ class Supervisor:
     def _end(self, reason: str) -> None:
         """Kill the first process, and with it all of them. A frozen group has to thaw to die."""
         self._ended = self._ended or reason
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         if self._paused_at is not None and "freezer" in self._groups.where:
             with contextlib.suppress(OSError):
                 self._groups.freeze(False)
 
     def _on_order(self) -> bool:
-        orders = os.read(0, _ORDERS_BYTES)
-        for position in range(len(orders)):
-            order = orders[position : position + 1]
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        while self._orders:
+            order = self._orders.popleft()
             if order == KILL:
                 self._end("killed")
-            elif not self._ended and order == PAUSE:
-                self._pause()
-            elif not self._ended and order == RESUME:
-                self._resume()
-        if not orders:
-            self._end("killed")
-        return bool(orders)
+            elif not self._ended:
+                self._pause() if order == PAUSE else self._resume()
+        return True
 
     def _on_packet(self) -> bool:
         try:
-            packet, descriptors, _, _ = socket.recv_fds(self._link, reaper.PACKET_BYTES, _MAX_VIEWS)
+            packet, descriptors, _, _ = socket.recv_fds(
+                self._link, PACKET_BYTES, _MAX_VIEWS, socket.MSG_CMSG_CLOEXEC
+            )
         except ConnectionResetError:
             return False  # it died with an order unread
         if not packet:
@@ -150,21 +240,27 @@ class Supervisor:
         elif "refused" in message:
             self._refusal = message["refused"]
         elif "started" in message:
-            emit({"event": "started", "init": self._record["init"], **self._facts(message["started"])})
+            self._emit(
+                "started",
+                pid=self._init,
+                landlock=message["started"],
+                groups=sorted(self._groups.where),
+            )
         elif "exit" in message and not self._ended:
             self._status = message["exit"]
         return True
 
-    def _facts(self, landlock: int) -> dict[str, Any]:
-        return {"landlock": landlock, "groups": sorted(self._groups.where)}
+    def _emit(self, event: str, **facts: Any) -> None:
+        self._tell({"name": self._order["name"], "event": event, **facts})
 
     def _set_meters(self, views: list[int]) -> None:
+        self._views = views
         self._proc = views[0]
         if "memory" not in self._groups.where:
-            self._meters.append(("memory", MemoryMeter(self._job["memory_bytes"], views[0], views[1])))
+            self._meters.append(("memory", MemoryMeter(self._order["memory_bytes"], views[0], views[1])))
         if self._sinks:
-            upper = f"{self._job['scratch']}/{UPPER_NAME}"
-            limit = self._job["disk_bytes"]
+            upper = f"{self._order['scratch']}/{UPPER_NAME}"
+            limit = self._order["disk_bytes"]
             self._meters.append(("disk", DiskMeter(limit, upper, views[0], views[2], self._output_bytes)))
 
     def _output_bytes(self) -> int:
@@ -178,10 +274,10 @@ class Supervisor:
                 else:
                     self._stop_all()
             except OSError as error:
-                emit({"event": "paused", "error": str(error)})
+                self._emit("paused", error=str(error))
                 return
             self._paused_at = time.monotonic()
-        emit({"event": "paused"})
+        self._emit("paused")
 
     def _resume(self) -> None:
         if self._paused_at is not None:
@@ -191,12 +287,12 @@ class Supervisor:
                 else:
                     self._link.send(reaper.CONTINUE)
             except OSError as error:
-                emit({"event": "resumed", "error": str(error)})
+                self._emit("resumed", error=str(error))
                 return
             # The clock of the timeout stands still while the sandbox does.
             self._deadline += time.monotonic() - self._paused_at
             self._paused_at = None
-        emit({"event": "resumed"})
+        self._emit("resumed")
 
     def _stop_all(self) -> None:
         """Stop every process but the first, and see that they are stopped."""
@@ -205,7 +301,7 @@ class Supervisor:
             if not awake:
                 return
             self._link.send(reaper.STOP)
-            time.sleep(_STOPPED_PAUSE_S)
+            time.sleep(_PAUSE_S)
         raise TimeoutError("a process of the sandbox does not stop")
 
     def _states(self) -> list[tuple[int, str]]:
@@ -223,7 +319,8 @@ class Supervisor:
         """The pid namespace is empty: take what is left in pipes, and say how it ended."""
         while self._link.fileno() >= 0 and _readable(self._link.fileno()) and self._on_packet():
             pass
-        _, raw = os.waitpid(self._init, 0)
+        raw = _reap(self._init)
+        self._init = 0
         for sink in self._sinks:
             sink.finish()
         if self._refusal:
@@ -249,3 +346,15 @@ def _readable(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return any(event & select.POLLIN for _, event in poll.poll(0))
+
+
+def _reap(pid: int) -> int:
+    """Take the status of a first process that is dying, and is this process's child or soon will be."""
+    for _ in range(_ADOPTED_TRIES):
+        try:
+            return os.waitpid(pid, 0)[1]
+        except ChildProcessError:
+            if not os.path.exists(f"/proc/{pid}"):
+                break
+            time.sleep(_PAUSE_S)
+    return signal.SIGKILL

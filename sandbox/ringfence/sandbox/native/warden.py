@@ -1,0 +1,134 @@
+"""The one process outside all sandboxes of a kernel: has them made, watches each in a thread, reports how each ended.
+
+It talks with the kernel over one packet socket of JSON; descriptors come along. When the kernel's end closes, it ends every
+sandbox, removes what they left, and goes. When it dies itself, every first process sees its link to it end, and goes too.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import threading
+from typing import Any, cast
+
+from ringfence.sandbox.native import launcher, linux
+from ringfence.sandbox.native.job import PACKET_BYTES, Order
+from ringfence.sandbox.native.supervisor import KILL, Supervisor
+
+_LENT = 4
+"""Most descriptors that come with a packet: a job and the program's standard streams."""
+_STACK_BYTES = 256 << 10
+_ZYGOTE_DESCRIPTOR = 3
+
+
+class Zygotes:
+    """Starts zygotes when they are needed and asks them to fork."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cold: socket.socket | None = None
+
+    def fork(self, descriptors: list[int]) -> None:
+        """Have the first process of a sandbox forked; what became of it comes over the last of the descriptors.
+
+        Raises:
+            OSError: no zygote can be started.
+        """
+        with self._lock:
+            if self._cold is not None:
+                try:
+                    socket.send_fds(self._cold, [b"fork"], descriptors)
+                except OSError:
+                    self._cold.close()  # it died since the last one
+                    self._cold = None
+                else:
+                    return
+            self._cold = _start_zygote()
+            socket.send_fds(self._cold, [b"fork"], descriptors)
+
+
+def _start_zygote() -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        argv = launcher.command("zygote", "main", str(_ZYGOTE_DESCRIPTOR))
+        actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), _ZYGOTE_DESCRIPTOR)]
+        os.posix_spawn(argv[0], argv, {}, file_actions=actions, setsid=True)
+    return ours
+
+
+class Warden:
+    """All sandboxes of one kernel."""
+
+    def __init__(self, kernel: socket.socket) -> None:
+        self._kernel = kernel
+        self._zygotes = Zygotes()
+        self._lock = threading.Lock()
+        self._watched: dict[str, tuple[Supervisor, threading.Thread]] = {}
+
+    def serve(self) -> None:
+        """Take orders until the kernel is gone and nothing is left of any sandbox."""
+        while True:
+            try:
+                packet, descriptors, _, _ = socket.recv_fds(
+                    self._kernel, PACKET_BYTES, _LENT, socket.MSG_CMSG_CLOEXEC
+                )
+            except ConnectionResetError:
+                break
+            if not packet:
+                break
+            message = cast("dict[str, Any]", json.loads(packet))
+            if "start" in message:
+                self._start(message["start"], descriptors)
+            else:
+                self._order(message["name"], message["order"])
+        with self._lock:
+            left = list(self._watched.values())
+        for supervisor, _ in left:
+            supervisor.order(KILL)
+        for _, thread in left:
+            thread.join()
+
+    def _start(self, order: Order, descriptors: list[int]) -> None:
+        supervisor = Supervisor(order, descriptors, self._zygotes.fork, self._emit)
+        thread = threading.Thread(target=self._watch, args=(order["name"], supervisor), daemon=True)
+        with self._lock:
+            self._watched[order["name"]] = (supervisor, thread)
+        thread.start()
+
+    def _order(self, name: str, order: str) -> None:
+        with self._lock:
+            found = self._watched.get(name)
+        if found is not None:  # otherwise it has ended, and the kernel is being told
+            found[0].order(order)
+
+    def _watch(self, name: str, supervisor: Supervisor) -> None:
+        last = supervisor.run()
+        with self._lock:
+            del self._watched[name]
+        supervisor.close()
+        self._emit({"name": name, **last})
+
+    def _emit(self, event: dict[str, Any]) -> None:
+        """Tell the kernel; if it is gone there is no one to tell."""
+        with contextlib.suppress(OSError):
+            self._kernel.send(json.dumps(event).encode())
+
+
+def main(descriptor: str) -> None:
+    """Serve the kernel at the other end of a packet socket."""
+    kernel = socket.socket(fileno=int(descriptor))
+    os.set_inheritable(kernel.fileno(), False)
+    linux.close_from(3, frozenset({kernel.fileno()}))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # First processes of sandboxes become children of this process when what forked them goes.
+    linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    threading.stack_size(_STACK_BYTES)
+    Warden(kernel).serve()

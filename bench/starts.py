@@ -53,6 +53,7 @@ def measure(bench: Bench) -> Section:
             bare.append(timed(lambda code=code: _bare(code)))
             boxed.append(asyncio.run(_boxed(sandbox, image, sockets, code)))
         section.rows.append(_row(what, bare, boxed))
+    asyncio.run(sandbox.close())
     bench.say("submit")
     section.rows.append(
         _row("submitted, ran to its end (one call)", bare, _submitted(home, max(3, times // 3)))

@@ -52,12 +52,12 @@ class BackendError(Exception):
 class Host:
     """The process that owns a backend."""
 
-    def __init__(self, mode: str, data: Path, source: Path) -> None:
+    def __init__(self, mode: str, data: Path, source: Path, script: str = "backend_host.py") -> None:
         uid = KINDS[mode].kernel_uid
         identity: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
         interpreter = sys.executable if uid is None else PYTHON
         self.process = subprocess.Popen(
-            [interpreter, str(source / "backend_host.py"), mode, str(data)],
+            [interpreter, str(source / script), mode, str(data)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={"PYTHONPATH": str(source), "PATH": os.environ["PATH"], "CANARY": CANARY},
@@ -82,7 +82,7 @@ class Host:
         for future in self._waiting.values():
             future.set_exception(BackendError("the host is gone", "HostGone"))
 
-    def begin(self, op: str, **arguments: Any) -> tuple[int, Future[Any]]:
+    def begin(self, op: str, /, **arguments: Any) -> tuple[int, Future[Any]]:
         assert self.process.stdin is not None
         with self._lock:
             self._next += 1
@@ -94,7 +94,7 @@ class Host:
         self.process.stdin.flush()
         return number, future
 
-    def call(self, op: str, **arguments: Any) -> Any:
+    def call(self, op: str, /, **arguments: Any) -> Any:
         return self.begin(op, **arguments)[1].result(ANSWER_S)
 
     def end(self) -> None:
@@ -198,9 +198,9 @@ class Box:
         self.number += 1
         return f"{name}-{self.number}"
 
-    def another_host(self) -> Host:
+    def another_host(self, script: str = "backend_host.py") -> Host:
         """A second kernel process on the same data directory."""
-        host = Host(self.mode, self.data, self.source)
+        host = Host(self.mode, self.data, self.source, script)
         self.hosts.append(host)
         return host
 
@@ -291,7 +291,7 @@ def backend_source() -> Iterator[Path]:
     place = Path(tempfile.mkdtemp(prefix="ringfence-source-"))
     place.chmod(0o755)
     shutil.copytree(_SOURCE / "ringfence", place / "ringfence", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("backend_host.py", "backends.py"):
+    for name in ("backend_host.py", "backends.py", "crash_host.py", "points.py"):
         shutil.copy(Path(__file__).with_name(name), place)
     subprocess.run(["chmod", "-R", "a+rX", str(place)], check=True)
     yield place

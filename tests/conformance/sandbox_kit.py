@@ -7,8 +7,11 @@ import os
 import select
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+
+import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -158,3 +161,60 @@ def peaks(box: Box) -> Iterator[Callable[[], int]]:
     finally:
         done.set()
         watcher.join()
+
+
+# -- what is left behind on the host -----------------------------------------------------------------------------------
+
+
+def eventually(true: Callable[[], bool], what: Callable[[], str]) -> None:
+    """Wait for what other processes bring about."""
+    until = time.monotonic() + PATIENCE_S
+    while not true():
+        if time.monotonic() > until:
+            pytest.fail(what())
+        time.sleep(0.01)
+
+
+def mounts() -> set[str]:
+    """Of this host: number and place of each."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return {f"mount {line.split()[0]} {line.split()[4]}" for line in lines}
+
+
+def groups() -> set[str]:
+    """Control groups of sandboxes."""
+    found: set[str] = set()
+    for top, names, _ in os.walk("/sys/fs/cgroup"):
+        if Path(top).name == "ringfence":
+            found |= {f"group {top}/{name}" for name in names}
+            names.clear()
+    return found
+
+
+def sockets(place: Path) -> set[str]:
+    """Unix sockets with a name below a directory."""
+    lines = Path("/proc/net/unix").read_text().splitlines()[1:]
+    return {f"socket {line.split()[-1]}" for line in lines if str(place) in line}
+
+
+def files(place: Path) -> set[str]:
+    """Everything below a directory."""
+    return {f"file {path}" for path in place.rglob("*")}
+
+
+class Traces:
+    """What sandboxes could leave on this host, as it was when this was made."""
+
+    def __init__(self, box: Box) -> None:
+        self._box = box
+        # What a backend makes once and keeps is there from now on.
+        box.program(["/bin/true"]).wait()
+        self._before = self._look()
+
+    def _look(self) -> set[str]:
+        data = self._box.data
+        return {*mounts(), *groups(), *sockets(self._box.place), *files(data)}
+
+    def new(self) -> list[str]:
+        """What has come since."""
+        return sorted({*self._look() - self._before, *self._box.left()})

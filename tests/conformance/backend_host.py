@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from backends import KINDS
+from points import Points
 from ringfence.sandbox import changes
 from ringfence.sandbox.native import linux, seccomp
 from ringfence.sandbox.types import CommandSpec, Limits, ProgramSpec
@@ -25,6 +26,7 @@ from ringfence.sandbox.types import CommandSpec, Limits, ProgramSpec
 class Host:
     def __init__(self, mode: str, data: Path) -> None:
         self.box = KINDS[mode].make(data)
+        self.points = Points(audit=False)
         self.programs: dict[int, Any] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -70,6 +72,21 @@ class Host:
         task = self.tasks[order]
         task.cancel()
         await asyncio.wait([task])
+
+    async def cut(self, order: str, at: int, arguments: dict[str, Any]) -> str:
+        """Give an order and cancel it at a point; whether it was still under way. A program that runs is killed."""
+        task = asyncio.create_task(getattr(self, order)(**arguments))
+        self.points.arm(at, task.cancel)
+        try:
+            await asyncio.wait([task])
+        finally:
+            self.points.disarm()
+        if task.cancelled():
+            return "cancelled"
+        task.result()
+        if order == "start":
+            await self.kill(len(self.programs))
+        return "done"
 
     async def sweep(self) -> list[str]:
         return list(await self.box.sweep())

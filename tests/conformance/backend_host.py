@@ -20,13 +20,14 @@ from backends import KINDS
 from points import Points
 from ringfence.sandbox import changes
 from ringfence.sandbox.native import linux, seccomp
-from ringfence.sandbox.types import CommandSpec, Limits, ProgramSpec
+from ringfence.sandbox.types import CommandSpec, Limits, ProgramSpec, SandboxError
 
 
 class Host:
     def __init__(self, mode: str, data: Path) -> None:
         self.box = KINDS[mode].make(data)
         self.points = Points(audit=False)
+        self.number = 0
         self.programs: dict[int, Any] = {}
         self.tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -38,9 +39,9 @@ class Host:
         finally:
             for fd in fds:
                 os.close(fd)
-        number = len(self.programs) + 1
-        self.programs[number] = program
-        return {"program": number, "identity": dict(program.identity)}
+        self.number += 1
+        self.programs[self.number] = program
+        return {"program": self.number, "identity": dict(program.identity)}
 
     async def wait(self, program: int) -> dict[str, Any]:
         ended = await self.programs[program].wait()
@@ -83,10 +84,55 @@ class Host:
             self.points.disarm()
         if task.cancelled():
             return "cancelled"
-        task.result()
         if order == "start":
-            await self.kill(len(self.programs))
+            await self.kill(task.result()["program"])
+        task.result()
         return "done"
+
+    async def cycles(self, count: int, at_once: int, ways: list[str], spec: dict[str, Any]) -> dict[str, int]:
+        """Start and end programs over and over, some at once; how many ended in which way."""
+        ended = dict.fromkeys(ways, 0)
+        turns = iter(range(count))
+
+        async def some() -> None:
+            for turn in turns:
+                way = ways[turn % len(ways)]
+                await self.cycle(way, spec)
+                ended[way] += 1
+
+        await asyncio.gather(*(some() for _ in range(at_once)))
+        self.programs.clear()
+        return ended
+
+    async def cycle(self, way: str, spec: dict[str, Any]) -> None:
+        spec = dict(spec)
+        if way == "ended":
+            spec["argv"] = ["/bin/true"]
+        elif way == "missing":
+            spec["argv"] = ["no-such-program"]
+        elif way == "refused":
+            spec["image"] = f"{spec['image']}/missing"
+        if way in ("missing", "refused"):
+            try:
+                await self.start(**spec)
+            except SandboxError:
+                return
+            raise AssertionError("it started")
+        if way == "cancelled":
+            task = asyncio.create_task(self.start(**spec))
+            await asyncio.sleep(0.004)
+            task.cancel()
+            await asyncio.wait([task])
+            if task.cancelled():
+                return
+            program = self.programs[task.result()["program"]]
+        else:
+            program = self.programs[(await self.start(**spec))["program"]]
+        if way == "paused":
+            await program.pause()
+        if way != "ended":
+            await program.kill()
+        await program.wait()
 
     async def sweep(self) -> list[str]:
         return list(await self.box.sweep())

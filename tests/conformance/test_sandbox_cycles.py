@@ -1,0 +1,76 @@
+"""Many starts and ends leave nothing behind: no process, mount, control group, socket, file, descriptor, thread or memory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Box
+
+sys.path.insert(0, str(Path(__file__).parent))
+from sandbox_kit import Traces, eventually, helpers, status_bytes
+
+CYCLES = 200
+MIXED = 100
+WARM_UP = 30
+AT_ONCE = 4
+GROWTH_MOST = 4 << 20
+"""What an allocator may keep for its own use. A spec alone is a kilobyte: keeping more than a few of each is found."""
+
+WAYS = ["killed", "paused", "ended", "missing", "refused", "cancelled"]
+
+
+def held(box: Box) -> dict[str, int]:
+    """What the backend's own processes hold."""
+    own = helpers(box)
+    return {
+        "processes": len(own),
+        "descriptors": sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in own),  # noqa: PTH208 - their number is all
+        "threads": sum(len(os.listdir(f"/proc/{pid}/task")) for pid in own),  # noqa: PTH208 - the same
+    }
+
+
+def memory(box: Box) -> int:
+    return sum(status_bytes(pid, "VmRSS") for pid in helpers(box))
+
+
+def spec_of(box: Box) -> dict[str, Any]:
+    log = box.directory(box.fresh("logs"), owner=box.kind.kernel_uid) / "out"
+    return {
+        "agent": "agent-1",
+        "argv": ["/bin/sh", "-c", "sleep 1000 & wait", box.token],
+        "env": {"PATH": "/usr/bin:/bin"},
+        "image": str(box.directory(box.fresh("image"))),
+        "socket_dir": str(box.directory(box.fresh("sockets"))),
+        "uid": box.uid,
+        "stdout": str(log),
+        "stderr": str(log),
+    }
+
+
+def cycle(box: Box, count: int, ways: list[str], spec: dict[str, Any]) -> dict[str, int]:
+    _, done = box.host.begin("cycles", count=count, at_once=AT_ONCE, ways=ways, spec=spec)
+    return done.result(110)
+
+
+@pytest.mark.parametrize("ways", [["killed"], WAYS], ids=["killed", "mixed"])
+def test_cycles_leave_nothing_behind(box: Box, ways: list[str]) -> None:
+    before = Traces(box)
+    spec = spec_of(box)
+    cycle(box, WARM_UP, ways, spec)
+    eventually(lambda: box.left() == [], lambda: f"left: {box.left()}")
+    held_before, memory_before = held(box), memory(box)
+    count = CYCLES if len(ways) == 1 else MIXED
+    ended = cycle(box, count, ways, spec)
+    assert sum(ended.values()) == count
+    assert set(ended) == set(ways)
+    # Nothing is waited for: what a kill has returned from is gone.
+    assert box.left() == []
+    eventually(lambda: before.new() == [], lambda: f"left behind: {before.new()}")
+    eventually(lambda: held(box) == held_before, lambda: f"{held_before} became {held(box)}")
+    assert memory(box) - memory_before < GROWTH_MOST

@@ -11,10 +11,13 @@ import logging
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import casbin  # pyright: ignore[reportMissingTypeStubs] - it has none
+from casbin.util import SimpleEval  # pyright: ignore[reportMissingTypeStubs] - the same
 from ringfence.policy.actions import OWN_ACTIONS, applies, kind_of
+from ringfence.policy.heads import Heads
 from ringfence.policy.matcher import CommandPattern, CommandSubject, Pattern, Subject, subject
 from ringfence.policy.problems import PatternError
 from ringfence.policy.rules import Rule, rule_for
@@ -36,6 +39,7 @@ m = row_matches(r.query, p.row)
 _CACHE_ENTRIES: Final = 2048
 _CACHE_TEXT: Final = 512
 _CACHE_ACTIONS: Final = 256
+_CACHE_ENFORCERS: Final = 512
 _SHOWN: Final = 200
 
 
@@ -93,7 +97,7 @@ def _row_matches(query: _Query, row: str) -> bool:
 class _Action:
     """The rows of one action, denies first, and their enforcer."""
 
-    __slots__ = ("_enforcer", "forbids", "kind", "permits", "rows")
+    __slots__ = ("_enforcers", "_heads", "forbids", "kind", "permits", "rows")
 
     def __init__(self, action: str, rows: Sequence[_Row]) -> None:
         self.kind: Final = kind_of(action)
@@ -101,15 +105,24 @@ class _Action:
         self.rows: Final = tuple(sorted(rows, key=lambda row: order[row.verdict]))
         self.forbids: Final = tuple(row for row in self.rows if row.verdict is not Verdict.ALLOW)
         self.permits: Final = tuple(row for row in self.rows if row.verdict is Verdict.ALLOW)
-        self._enforcer: Final = _enforcer(self.rows) if self.rows else None
+        self._heads: Final = Heads(row.patterns for row in self.rows)
+        self._enforcers: Final[dict[tuple[int, ...], Any]] = {}
 
     def decide(self, asked: Subject) -> tuple[bool, list[_Row]]:
         """What casbin says, and the rows that matched: the first matching deny alone, or every ask and allow."""
-        if self._enforcer is None:
+        # Casbin looks at every row that it holds, so it gets only those that may match, in their order.
+        held = self._heads.of(asked)
+        if not held:
             return False, []
+        enforcer = self._enforcers.get(held)
+        if enforcer is None:
+            enforcer = _enforcer([(number, self.rows[number].verdict) for number in held])
+            # An agent's rules have few such sets; what an agent asks can't make more of them than this.
+            if len(self._enforcers) < _CACHE_ENFORCERS:
+                self._enforcers[held] = enforcer
         query = _Query(asked, self.rows)
         # INVARIANT: an ask counts as an allow for casbin. It narrows what casbin allowed and never widens it.
-        allowed = self._enforcer.enforce(query)
+        allowed = enforcer.enforce(query)
         return allowed is True, query.hits
 
     def doubts(self, asked: Subject) -> _Row | None:
@@ -119,13 +132,29 @@ class _Action:
         return next((row for row in self.forbids if row.may_match(asked)), None)
 
 
-def _enforcer(rows: Sequence[_Row]) -> Any:
-    enforcer: Any = casbin.Enforcer(casbin.Enforcer.new_model(text=_MODEL))
+class _Enforcer(casbin.Enforcer):
+    """Casbin's, which parses the model's one expression at each decision; here it is parsed once."""
+
+    @staticmethod
+    def _get_expression(expr: str, functions: Any = None) -> Any:
+        found: Any = SimpleEval("", functions)
+        found.expr, found.ast_parsed_value = _parsed(expr)
+        return found
+
+
+@cache
+def _parsed(expr: str) -> tuple[str, Any]:
+    theirs: Any = casbin.Enforcer
+    found = theirs._get_expression(expr)  # noqa: SLF001 - its own reading of the text, done once
+    return found.expr, found.ast_parsed_value
+
+
+def _enforcer(rows: Sequence[tuple[int, Verdict]]) -> Any:
+    """An enforcer for some rows, given by number."""
+    enforcer: Any = _Enforcer(casbin.Enforcer.new_model(text=_MODEL))
     enforcer.logger = _SILENT
     enforcer.add_function("row_matches", _row_matches)
-    effects = [
-        [str(index), "deny" if row.verdict is Verdict.DENY else "allow"] for index, row in enumerate(rows)
-    ]
+    effects = [[str(number), "deny" if verdict is Verdict.DENY else "allow"] for number, verdict in rows]
     enforcer.model.add_policies("p", "p", effects)
     if not enforcer.enabled or enforcer.get_policy() != effects:
         raise RuntimeError("casbin does not hold the rows it was given")

@@ -57,6 +57,8 @@ lock: $(VENV)/.ready-dev
 	@echo 'hatchling>=1.27' | $(BIN)/uv pip compile $(COMPILE) --upgrade --output-file requirements.lock
 	@echo 'hatchling>=1.27' | $(BIN)/uv pip compile $(COMPILE) --upgrade --extra dev \
 		--constraint requirements.lock --output-file requirements-dev.lock
+	@$(BIN)/uv pip compile $(filter-out pyproject.toml -,$(COMPILE)) --no-deps --upgrade \
+		--constraint requirements-dev.lock --output-file bench/attacks/requirements.lock bench/attacks/requirements.in
 
 clean:
 	@rm -rf $(VENV) .demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
@@ -92,7 +94,8 @@ $(VENV)/.ready: requirements.lock pyproject.toml $(VENV)/.made
 	@$(INSTALL_PROJECT)
 	@touch $@
 
-$(VENV)/.ready-dev: requirements-dev.lock $(VENV)/.ready
-	@echo 'development dependencies (requirements-dev.lock)'
+$(VENV)/.ready-dev: requirements-dev.lock bench/attacks/requirements.lock $(VENV)/.ready
+	@echo 'development dependencies (requirements-dev.lock, bench/attacks/requirements.lock)'
 	@$(PIP) install --require-hashes -r requirements-dev.lock
+	@$(PIP) install --require-hashes --no-deps -r bench/attacks/requirements.lock
 	@touch $@

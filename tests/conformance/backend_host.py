@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import resource
@@ -42,6 +43,9 @@ class Host:
         self.number += 1
         self.programs[self.number] = program
         return {"program": self.number, "identity": dict(program.identity)}
+
+    async def forms(self, program: int) -> dict[str, str]:
+        return dict(self.programs[program].forms)
 
     async def wait(self, program: int) -> dict[str, Any]:
         ended = await self.programs[program].wait()
@@ -139,9 +143,7 @@ class Host:
 
     async def walls(self) -> list[dict[str, Any]]:
         found = await asyncio.to_thread(self.box.walls)
-        return [
-            {"name": wall.name, "ok": wall.ok, "fix": wall.fix, "required": wall.required} for wall in found
-        ]
+        return [dataclasses.asdict(wall) for wall in found]
 
     async def changes(self, upper: str, lower: str) -> str:
         return changes.read_changes(Path(upper), Path(lower)).to_json()
@@ -206,6 +208,7 @@ def common(spec: dict[str, Any], *paths: str) -> dict[str, Any]:
         spec[name] = Path(spec[name])
     spec["readonly"] = [Path(path) for path in spec.get("readonly", [])]
     spec["binds"] = {Path(at): Path(source) for at, source in spec.get("binds", {}).items()}
+    spec["mounts"] = {Path(at): Path(source) for at, source in spec.get("mounts", {}).items()}
     spec["limits"] = Limits(**spec.get("limits", {}))
     path = spec.pop("stdin_path", None)
     spec["stdin"] = Path(path).read_bytes() if path else spec.get("stdin", "").encode()

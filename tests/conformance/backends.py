@@ -85,12 +85,14 @@ def _needs_python() -> str:
 _NATIVE_WALLS = frozenset(
     {
         "seccomp",
-        "landlock",
+        "files",
         "overlay",
         "no_new_privs",
-        "cgroup memory",
-        "cgroup pids",
-        "cgroup freezer",
+        "memory",
+        "pids",
+        "cpu",
+        "pause",
+        "uid",
     }
 )
 

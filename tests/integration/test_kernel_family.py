@@ -73,7 +73,7 @@ def test_what_is_wrong_is_said_and_nobody_is_born(scene: Scene) -> None:
         ({"permissions": {"alow": []}}, "alow"),
         ({"roles": ["nobody"]}, "nobody"),
         ({"delegates": ["worker"]}, "delegates"),
-        ({"sandbox": {"mounts": [{"source": "/etc", "target": "/etc"}]}}, "mounts"),
+        ({"sandbox": {"mounts": ["/srv"]}}, "mounts"),
         ({"workspace": "/workspace/.env"}, ".env"),
         ({"workspace": "/etc"}, "/etc"),
         ({"env": {"A B": "c"}}, "A B"),

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +106,11 @@ def tar_of(files: dict[str, Any]) -> bytes:
 class KernelProcess:
     """`ringfence up` as a child; may be killed and started again on the same data."""
 
-    def __init__(self, data: Path, *, dsn: str | None = None, config: str = "") -> None:
+    def __init__(
+        self, data: Path, *, dsn: str | None = None, config: str = "", wrap: Sequence[str] = ()
+    ) -> None:
         self.data = data
+        self.wrap = wrap
         self.dsn = dsn
         self.failpoints = data.parent / f"{data.name}-failpoints"
         self.failpoints.mkdir(parents=True, exist_ok=True)
@@ -119,6 +122,7 @@ class KernelProcess:
 
     def start(self, **env: str) -> Operator:
         argv = [
+            *self.wrap,
             sys.executable,
             "-m",
             "ringfence.console",

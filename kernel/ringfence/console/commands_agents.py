@@ -278,9 +278,19 @@ def _walls(walls: Sequence[Mapping[str, Any]]) -> None:
     if not walls:
         return
     render.say()
-    columns = (Column(title="WALL"), Column(title="STATE"), Column(title="DETAIL", flex=True))
+    columns = (
+        Column(title="WALL"),
+        Column(title="STATE"),
+        Column(title="FORM"),
+        Column(title="DETAIL", flex=True),
+    )
     rows = [
-        [safe(wall.get("name", "")), "ok" if wall.get("ok") else "missing", safe(wall.get("detail", ""))]
+        [
+            safe(wall.get("name", "")),
+            "ok" if wall.get("ok") else "missing",
+            safe(wall.get("form") or ""),
+            safe(wall.get("detail", "")),
+        ]
         for wall in walls
     ]
     render.table(columns, rows)

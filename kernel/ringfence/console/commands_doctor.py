@@ -36,7 +36,8 @@ class Check:
         ok: whether it is there.
         required: whether a default sandbox or the kernel needs it.
         detail: what was found.
-        fix: what to do where it is missing.
+        fix: what to do where it is missing, or for a stronger form of it.
+        form: of a wall that can stand in several forms, the one it has here; a manifest may require a stronger one.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Check:
     required: bool
     detail: str
     fix: str = ""
+    form: str = ""
 
 
 @commands.add("doctor", "ringfence doctor", "ringfence doctor --json | jq '.checks[] | select(.ok | not)'")
@@ -80,7 +82,7 @@ def _walls(data: Path) -> Sequence[Check]:
 
 def _probed(data: Path) -> Sequence[Check]:
     walls = import_module("ringfence.sandbox.native").NativeSandbox(data).walls()
-    return [Check(name=w.name, ok=w.ok, required=w.required, detail=w.detail, fix=w.fix) for w in walls]
+    return [Check(**asdict(wall)) for wall in walls]
 
 
 def _postgres() -> Check:
@@ -175,8 +177,10 @@ def _show(checks: Sequence[Check]) -> None:
     column = max(len(check.name) for check in checks)
     for check in checks:
         state = "ok" if check.ok else "missing" if check.required else "without"
+        form = f"{safe(check.form)}: " if check.form else ""
         render.say(
-            f"{render.coloured(pad(state, 7), state)}  {pad(safe(check.name), column)}  {safe(check.detail)}"
+            f"{render.coloured(pad(state, 7), state)}  {pad(safe(check.name), column)}  {form}{safe(check.detail)}"
         )
-        if not check.ok and check.fix:
-            render.say(f"{'':7}  {'':{column}}  fix: {safe(check.fix)}")
+        if check.fix and (check.form or not check.ok):
+            what = "stronger" if check.ok else "fix"
+            render.say(f"{'':7}  {'':{column}}  {what}: {safe(check.fix)}")

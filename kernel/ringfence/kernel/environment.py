@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ringfence.kernel.config import GRPC_ENVIRONMENT
 from ringfence.kernel.journal.store import Store
 from ringfence.kernel.mailboxes import Mailbox, Mailboxes
+from ringfence.kernel.mounts import MountRefused
 from ringfence.kernel.nursery import AgentNursery
 from ringfence.kernel.rights import Rights
 from ringfence.kernel.shelves import AgentArtifacts, AgentMemory
 from ringfence.sandbox.snapshots import SnapshotStore
-from ringfence.sandbox.types import Limits, Sandbox
+from ringfence.sandbox.types import Limits, Sandbox, SandboxError
 from ringfence.sandbox.workspace import Workspace
 from ringfence.syscalls.base import StateValue
 from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
@@ -101,6 +102,8 @@ class AgentEnvironment:
         limits: Limits,
         command_env: Mapping[str, str],
         readonly: Sequence[Path],
+        mounts: Callable[[], Mapping[Path, Path]],
+        require: Sequence[str],
         uid: int | None,
         scratch_root: Path,
         state: SharedState,
@@ -122,6 +125,8 @@ class AgentEnvironment:
         self.limits = limits
         self.command_env = command_env
         self.readonly = readonly
+        self.require = require
+        self._mounts = mounts
         self.uid = uid
         self.scratch_root = scratch_root
         self.state = state
@@ -131,6 +136,18 @@ class AgentEnvironment:
         self._rights = rights
         self._masks: set[str] | None = None
         self._lock = asyncio.Lock()
+
+    @property
+    def mounts(self) -> Mapping[Path, Path]:
+        """What the manifest names of the host, by path inside, as the kernel file in force allows it.
+
+        Raises:
+            SandboxError: it no longer does, or a directory is gone.
+        """
+        try:
+            return self._mounts()
+        except MountRefused as error:
+            raise SandboxError(str(error)) from error
 
     def visible(self, action: str, path: str) -> bool:
         """Whether policy lets this agent do `action` on a canonical path."""

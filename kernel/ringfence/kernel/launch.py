@@ -28,6 +28,12 @@ async def enter(core: Core, sandbox: Sandbox, spec: ProgramSpec) -> Program:
     return program
 
 
+def confined_by(thread: Thread) -> dict[str, str]:
+    """The backend around a thread's program, and in which form its walls stand that have several."""
+    held = {} if thread.program is None else dict(thread.program.forms)
+    return {"backend": thread.environment.sandbox.name, **held}
+
+
 async def missing_files(thread: Thread, layout: Layout) -> str:
     """Why an agent can't be started whose directory was removed; empty: it is there."""
     gone = await asyncio.to_thread(thread.environment.workspace.tree.gone)
@@ -65,6 +71,8 @@ def program_spec(thread: Thread, layout: Layout, token: str, fds: Sequence[int])
         image=layout.agent(thread.id) / "image",
         socket_dir=layout.socket_dir(thread.key),
         readonly=environment.readonly,
+        mounts=environment.mounts,
+        require=environment.require,
         uid=environment.uid,
         limits=environment.limits,
         stdin=thread.record.input,

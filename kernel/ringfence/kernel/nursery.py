@@ -133,7 +133,7 @@ class AgentNursery:
         for mount in manifest.sandbox.mounts:
             if mount not in parent.sandbox.mounts:
                 raise InvalidRequest(
-                    f"`sandbox.mounts` names `{mount.source}`, which `{self._parent.id}` doesn't see itself; leave it out"
+                    f"`sandbox.mounts` names `{mount.path}`, which `{self._parent.id}` doesn't see itself; leave it out"
                 )
         for total in self._parent.budgets.limited:
             if total not in manifest.budgets.total:

@@ -13,6 +13,7 @@ from pathlib import Path
 from ringfence.kernel.budgets import Budgets, limits_of
 from ringfence.kernel.config import Layout
 from ringfence.kernel.core import Core
+from ringfence.kernel.demands import demanded
 from ringfence.kernel.environment import (
     AgentEnvironment,
     SharedState,
@@ -20,6 +21,7 @@ from ringfence.kernel.environment import (
     interpreter_environment,
 )
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, Damaged, JournalError, StoredRow
+from ringfence.kernel.mounts import resolve
 from ringfence.kernel.nursery import Nurseries
 from ringfence.kernel.recovery import settle_unfinished
 from ringfence.kernel.replay import Effects, Lineage, Replay
@@ -233,6 +235,16 @@ class Ownership:
     async def _reload(self, thread: Thread) -> Rights:
         return await self._rights(thread.record, thread.manifest)
 
+    def mounts(self, box: SandboxSpec) -> dict[Path, Path]:
+        """What a sandbox is to see of the host, as the kernel file in force allows it.
+
+        Raises:
+            MountRefused: it doesn't.
+        """
+        file = self.resources.path
+        closed = [self.layout.data, self.layout.run, *([file] if file is not None else [])]
+        return resolve(box.mounts, self.resources.file.sandbox.mounts, closed)
+
     def _environment(
         self, record: AgentRecord, manifest: Manifest, rights: Rights, above: Sequence[AgentRecord]
     ) -> AgentEnvironment:
@@ -259,11 +271,9 @@ class Ownership:
                 "LANG": "C.UTF-8",
                 **manifest.run.env,
             },
-            readonly=(
-                self.layout.interpreter,
-                *interpreter_directories(),
-                *(Path(m.source) for m in box.mounts),
-            ),
+            readonly=(self.layout.interpreter, *interpreter_directories()),
+            mounts=lambda: self.mounts(box),
+            require=demanded([box, *(parsed(one).sandbox for one in above)], self.resources.file.sandbox),
             uid=uid,
             scratch_root=home / "scratch",
             state=SharedState(self.core.store),

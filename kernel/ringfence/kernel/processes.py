@@ -17,7 +17,15 @@ from ringfence.kernel.core import Core
 from ringfence.kernel.descriptors import Descriptors, NoDescriptors
 from ringfence.kernel.dispatch import Dispatcher
 from ringfence.kernel.journal.types import AgentKey, Unavailable
-from ringfence.kernel.launch import enter, missing_files, program_spec, restartable, room_again, why_ended
+from ringfence.kernel.launch import (
+    confined_by,
+    enter,
+    missing_files,
+    program_spec,
+    restartable,
+    room_again,
+    why_ended,
+)
 from ringfence.kernel.linger import Linger
 from ringfence.kernel.logs import LogPump
 from ringfence.kernel.ownership import Ownership
@@ -181,9 +189,9 @@ class Processes:
     async def _record_start(self, thread: Thread) -> None:
         await self.set_state(thread, "running", started_at=datetime.now(UTC), ended_at=None, exit_code=None)
         show(thread)
-        await self._core.event(
-            thread.key, "agent.start", thread.id, generation=thread.generation, restarts=thread.restarts
-        )
+        box = confined_by(thread)
+        facts = {"generation": thread.generation, "restarts": thread.restarts, "sandbox": box}
+        await self._core.event(thread.key, "agent.start", thread.id, **facts)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(work)

@@ -21,15 +21,38 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A read-only directory of the host inside the sandbox."""
+    """A read-only directory of the host inside the sandbox, at the same path, and where the file names it."""
 
-    source: str
-    target: str
+    path: str
+    line: int = field(default=0, compare=False)
+    column: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """A wall that has to stand, in `form` if it names one, and where the file demands it. The wall `all` is every one."""
+
+    wall: str
+    form: str = ""
+    line: int = field(default=0, compare=False)
+    column: int = field(default=0, compare=False)
+
+    @property
+    def text(self) -> str:
+        """As it is written."""
+        return f"{self.wall}:{self.form}" if self.form else self.wall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSpec:
-    """Walls and limits of one agent. `backend` is None where the kernel's own choice holds."""
+    """Walls and limits of one agent.
+
+    Attributes:
+        backend: None where the kernel's own choice holds.
+        mounts: of a kernel file: what manifests may name, and all beneath.
+        require: walls that have to stand besides those that always have to; None: nothing is said, which for an agent
+            means all that the backend has.
+    """
 
     backend: str | None = None
     workspace: str = "mediated"
@@ -39,6 +62,7 @@ class SandboxSpec:
     disk_bytes: int = 1 << 30
     timeout_s: float = 7200.0
     mounts: tuple[Mount, ...] = ()
+    require: tuple[Demand, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

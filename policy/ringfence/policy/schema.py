@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ringfence.policy import kernel_file, manifest, resources, sections
+from ringfence.policy import demands, kernel_file, manifest, resources, sections
 from ringfence.policy.reader import API_VERSION
 
 Schema = dict[str, Any]
@@ -76,7 +76,9 @@ def _object(keys: Sequence[str], properties: Mapping[str, Schema], required: Seq
 
 
 def _sandbox() -> Schema:
-    mount = _object(sections.KEYS["mount"], {"source": _TEXT, "target": _TEXT}, ("source", "target"))
+    directory: Schema = {"type": "string", "pattern": "^/[^/]"}
+    wall: Schema = {"type": "string", "pattern": f"^{demands.WALL_PATTERN}$"}
+    walls: Schema = {"type": "array", "items": wall, "minItems": 1, "uniqueItems": True}
     return _object(
         sections.KEYS["sandbox"],
         {
@@ -87,7 +89,8 @@ def _sandbox() -> Schema:
             "cpu": {"type": "number", "exclusiveMinimum": 0},
             "disk": _SIZE,
             "timeout": _DURATION,
-            "mounts": {"type": "array", "items": mount},
+            "mounts": {"type": "array", "items": directory, "uniqueItems": True},
+            "require": {"anyOf": [{"const": demands.ALL}, walls]},
         },
     )
 

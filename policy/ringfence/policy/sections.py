@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from ringfence.policy.actions import check_action
+from ringfence.policy.demands import read_mounts, read_require
 from ringfence.policy.manifest_types import (
     Approvals,
     Budgets,
     Condition,
-    Mount,
     Restart,
     Run,
     SandboxSpec,
@@ -27,8 +27,7 @@ from ringfence.policy.units import Rate
 KEYS: Final = {
     "metadata": ("name", "labels"),
     "run": ("command", "workspace", "env"),
-    "sandbox": ("backend", "workspace", "memory", "pids", "cpu", "disk", "timeout", "mounts"),
-    "mount": ("source", "target"),
+    "sandbox": ("backend", "workspace", "memory", "pids", "cpu", "disk", "timeout", "mounts", "require"),
     "when": ("action", "if", "then", "require"),
     "require": ("fresh",),
     "budgets": ("rate", "total", "context", "on_exhausted"),
@@ -174,11 +173,8 @@ def read_sandbox(reader: Reader, node: Node, what: str = "spec.sandbox") -> Sand
         workspace = reader.choice(nodes["workspace"], f"{what}.workspace", ("mediated", "direct"), workspace)
         if workspace == "direct":
             reader.unsupported(nodes["workspace"], "`workspace: direct`", "write `workspace: mediated`")
-    mounts = _read_mounts(reader, nodes["mounts"], f"{what}.mounts") if "mounts" in nodes else ()
-    if mounts:
-        reader.unsupported(
-            nodes["mounts"], "`sandbox.mounts`", "copy what the agent needs into its workspace"
-        )
+    mounts = read_mounts(reader, nodes["mounts"], f"{what}.mounts") if "mounts" in nodes else ()
+    require = read_require(reader, nodes["require"], f"{what}.require") if "require" in nodes else None
     memory, disk, timeout = base.memory_bytes, base.disk_bytes, base.timeout_s
     if "memory" in nodes:
         memory = reader.size(nodes["memory"], f"{what}.memory", _MIN_MEMORY, memory)
@@ -201,28 +197,8 @@ def read_sandbox(reader: Reader, node: Node, what: str = "spec.sandbox") -> Sand
         disk_bytes=disk,
         timeout_s=timeout,
         mounts=mounts,
+        require=require,
     )
-
-
-def _read_mounts(reader: Reader, node: Node, what: str) -> tuple[Mount, ...]:
-    mounts: list[Mount] = []
-    for item in reader.items(node, what):
-        fields = reader.mapping(item, what, KEYS["mount"])
-        found: dict[str, str] = {}
-        for key in KEYS["mount"]:
-            if key not in fields:
-                reader.wrong(
-                    item, f"a mount has no `{key}`", "write `{source: /DIRECTORY, target: /DIRECTORY}`"
-                )
-                continue
-            path = reader.text(fields[key][1], f"{what}.{key}")
-            if path is not None and (not path.startswith("/") or ".." in path.split("/")):
-                reader.wrong(
-                    fields[key][1], f"`{path}` is no absolute path", "write it from `/`, without `..`"
-                )
-            found[key] = path or ""
-        mounts.append(Mount(source=found.get("source", ""), target=found.get("target", "")))
-    return tuple(mounts)
 
 
 def _read_action(reader: Reader, node: Node, what: str) -> str:

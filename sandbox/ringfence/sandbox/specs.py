@@ -89,17 +89,28 @@ def checked_readonly(path: Path, source: Path | None = None) -> str:
         SandboxError: it can't be there, or there is no such directory.
     """
     text = os.path.normpath(path)
-    if (
-        not path.is_absolute()
-        or text == "/"
-        or any(text == top or text.startswith(f"{top}/") for top in FORBIDDEN)
-    ):
+    if not path.is_absolute() or text == "/" or _forbidden(text):
         raise SandboxError(f"`{path}` can't be shown read-only inside a sandbox; choose another directory")
     if not (source or path).is_dir():
         raise SandboxError(
             f"`{path}` is to be shown inside the sandbox but is not a directory; create it first"
         )
     return text
+
+
+def checked_mount(at: Path) -> str:
+    """A place inside for a directory that a manifest mounts.
+
+    Raises:
+        SandboxError: it can't be there.
+    """
+    if not at.is_absolute() or str(at) != os.path.normpath(at) or str(at) == "/" or _forbidden(str(at)):
+        raise SandboxError(f"nothing can be mounted at `{at}` inside a sandbox; choose another directory")
+    return str(at)
+
+
+def _forbidden(path: str) -> bool:
+    return any(path == top or path.startswith(f"{top}/") for top in FORBIDDEN)
 
 
 def checked_inside(path: str, what: str) -> str:

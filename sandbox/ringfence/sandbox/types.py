@@ -78,6 +78,8 @@ class ProgramSpec:
     image: Path
     socket_dir: Path
     readonly: Sequence[Path] = ()
+    mounts: Mapping[Path, Path] = field(default_factory=dict[Path, Path])
+    require: Sequence[str] = ()
     binds: Mapping[Path, Path] = field(default_factory=dict[Path, Path])
     uid: int | None = None
     limits: Limits = field(default_factory=Limits)
@@ -96,6 +98,7 @@ class CommandSpec:
             as `ringfence.sandbox.overlay_read` reads it, and the output files are left in it for the caller, who removes it.
         cwd: directory inside, below `/workspace`.
         masks: absolute paths below `/workspace` that must not be readable or changeable inside.
+        mounts, require: as for programs.
     """
 
     agent: str
@@ -106,6 +109,8 @@ class CommandSpec:
     cwd: str = "/workspace"
     masks: Sequence[str] = ()
     readonly: Sequence[Path] = ()
+    mounts: Mapping[Path, Path] = field(default_factory=dict[Path, Path])
+    require: Sequence[str] = ()
     binds: Mapping[Path, Path] = field(default_factory=dict[Path, Path])
     uid: int | None = None
     limits: Limits = field(default_factory=Limits)
@@ -130,13 +135,25 @@ class CommandResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wall:
-    """One wall of a backend where its sandboxes run: whether it stands, and how to get it where it does not."""
+    """One wall of a backend where its sandboxes run: whether it stands, and how to get it where it does not.
+
+    Attributes:
+        fix: what to do for it, or for a stronger form of it.
+        required: no sandbox starts without it, whatever a manifest says.
+        form: in which of several accepted forms it stands, such as `cgroup-v2`; empty: there is only one.
+    """
 
     name: str
     ok: bool
     detail: str
     fix: str = ""
     required: bool = True
+    form: str = ""
+
+
+def meets(form: str, demanded: str) -> bool:
+    """Whether a wall in `form` is what was demanded: `cgroup` is met by each of its versions."""
+    return demanded in ("", form) or form.startswith(f"{demanded}-")
 
 
 class Program(Protocol):
@@ -148,6 +165,11 @@ class Program(Protocol):
 
         `pid` is there only where it is one of the kernel's host. For people: a kernel never acts upon it.
         """
+        ...
+
+    @property
+    def forms(self) -> Mapping[str, str]:
+        """In which form each wall that has several stands around this program: what the audit keeps."""
         ...
 
     async def wait(self) -> Exit:

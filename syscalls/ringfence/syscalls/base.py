@@ -215,6 +215,20 @@ class Env(Lent, Protocol):
         ...
 
     @property
+    def mounts(self) -> Mapping[Path, Path]:
+        """Directories of the host that its manifest names, by path inside.
+
+        Raises:
+            SandboxError: the kernel file in force allows one no longer, or it is gone.
+        """
+        ...
+
+    @property
+    def require(self) -> Sequence[str]:
+        """Walls that its sandboxes have to have, as `CommandSpec.require`."""
+        ...
+
+    @property
     def uid(self) -> int | None:
         """Host uid of the agent's sandboxes; None: the kernel's own."""
         ...

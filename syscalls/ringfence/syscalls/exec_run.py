@@ -238,8 +238,11 @@ async def _execute(call: Call, arguments: Arguments, scratch: Path) -> CommandRe
     try:
         # INVARIANT: the lock is held, so what is hidden can't change between this list and the overlay.
         masks = env.masked()
+        mounts = env.mounts
     except WorkspaceError as error:
         raise fs_common.refusal(error) from error
+    except SandboxError as error:
+        raise errors.CallFailed(str(error)) from error
     spec = CommandSpec(
         agent=env.agent,
         argv=arguments.argv,
@@ -249,6 +252,8 @@ async def _execute(call: Call, arguments: Arguments, scratch: Path) -> CommandRe
         cwd=call.plan.data,
         masks=masks,
         readonly=env.readonly,
+        mounts=mounts,
+        require=env.require,
         uid=env.uid,
         limits=dataclasses.replace(env.limits, timeout_s=timeout_s),
         stdin=arguments.stdin,

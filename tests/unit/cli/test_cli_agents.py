@@ -119,7 +119,7 @@ def test_show(door, run) -> None:
         "g7     allow",
         "revoked 2026",
         "calls   total    100    12    88",
-        "landlock  missing  ABI 0",
+        "landlock  missing        ABI 0",
     ):
         assert words in out, words
     assert "apiVersion" not in out

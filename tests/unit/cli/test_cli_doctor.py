@@ -49,6 +49,7 @@ def test_a_required_wall_is_missing(walls, run, tmp_path) -> None:
         "required": True,
         "detail": "the kernel has none",
         "fix": "use Linux 5.13 or newer",
+        "form": "",
     } in document["checks"]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ringfence.kernel.descent import end_below
 from ringfence.kernel.journal.types import AgentRecord, Damaged, Phase, StoredRow
+from ringfence.kernel.launch import confined_by
 from ringfence.kernel.operations import family, schedules
 from ringfence.kernel.operations.kernel import Kernel, agent_row, from_us, manifest_version, rfc3339, settled
 from ringfence.kernel.problems import Problem, conflict
@@ -84,11 +85,7 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
             for g in grants
         ],
         "budgets": [dataclasses.asdict(view) for view in thread.budgets.view()],
-        "sandbox": {
-            "backend": thread.environment.sandbox.name,
-            "identity": None if thread.program is None else dict(thread.program.identity),
-            "walls": [{"name": w.name, "ok": w.ok, "detail": w.detail} for w in await kernel.walls()],
-        },
+        "sandbox": await _sandbox_of(kernel, thread),
         "unavailable": kernel.ownership.resources.unavailable(),
         "checkpoint": None
         if checkpoint is None
@@ -102,6 +99,20 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
         "restarts": thread.restarts,
         "exit_code": (await kernel.record(record.id)).exit_code,
         "created_at": rfc3339(record.created_at),
+    }
+
+
+async def _sandbox_of(kernel: Kernel, thread: Thread) -> dict[str, Any]:
+    held = confined_by(thread)
+    return {
+        "backend": thread.environment.sandbox.name,
+        "identity": None if thread.program is None else dict(thread.program.identity),
+        "walls": [
+            {"name": w.name, "ok": w.ok, "form": held.get(w.name, w.form) or None, "detail": w.detail}
+            for w in await kernel.walls()
+        ],
+        "require": list(thread.environment.require),
+        "mounts": [mount.path for mount in thread.manifest.sandbox.mounts],
     }
 
 

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ringfence.kernel.config import AGENT_UID_BASE
+from ringfence.kernel.demands import WallMissing, check_walls
 from ringfence.kernel.journal.types import AgentRecord, JournalError
+from ringfence.kernel.mounts import MountRefused
 from ringfence.kernel.operations.kernel import Kernel, manifest_version
 from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.rights import effective_rules
@@ -62,6 +64,12 @@ async def submit(kernel: Kernel, frames: AsyncIterator[pb.SubmitRequest], operat
             f"`{header.name}` is no name for an agent; use up to 63 letters, digits, `.`, `-` and `_`"
         )
     manifest = check_manifest(kernel, header.manifest, header.source or "manifest")
+    try:
+        await _check_walls(kernel, manifest, header.source or "manifest")
+    except Problem as problem:
+        facts = {"operator": operator, "manifest": manifest_version(header.manifest), "error": str(problem)}
+        await kernel.core.operator_event("operator.submit_refused", manifest.name, **facts)
+        raise
     if len(header.input) > INPUT_BYTES_MAX:
         raise bad_usage(
             f"the input has {len(header.input)} bytes; the limit is {INPUT_BYTES_MAX}: put it in the workspace"
@@ -201,14 +209,27 @@ def check_manifest(kernel: Kernel, text: str, source: str) -> Manifest:
             raise bad_usage(
                 f"{source}: the kernel file declares no role `{role}`; it has: {known}", "BadManifest"
             )
-    for mount in manifest.sandbox.mounts:
-        if mount.source != mount.target:
-            text = f"{source}: `sandbox.mounts` shows a directory at its own path in this release; write `target: {mount.source}`"
-            raise bad_usage(text, "BadManifest")
-        if not Path(mount.source).is_dir():
-            text = f"{source}: `sandbox.mounts` names `{mount.source}`, which is no directory on this host; make it, or leave the mount out"
-            raise bad_usage(text, "BadManifest")
+    try:
+        kernel.ownership.mounts(manifest.sandbox)
+    except MountRefused as error:
+        raise bad_usage(f"{source}:{error.line}:{error.column}: {error}", "BadManifest") from error
     return manifest
+
+
+async def _check_walls(kernel: Kernel, manifest: Manifest, source: str) -> None:
+    """Refuse before anything is made what this host can't confine as demanded; the audit keeps it.
+
+    Raises:
+        Problem: it names the wall and the fix.
+    """
+    floor = kernel.ownership.resources.file.sandbox.require or ()
+    walls, backend = await kernel.walls(), kernel.ownership.sandbox.name
+    for demands, place in ((manifest.sandbox.require, source), (floor, "the kernel file")):
+        try:
+            check_walls(demands, walls, backend)
+        except WallMissing as error:
+            where = f"{place}:{error.line}:{error.column}" if error.line else place
+            raise Problem(f"{where}: {error}", exit_code=1, reason="SandboxError") from error
 
 
 async def _receive(frames: AsyncIterator[pb.SubmitRequest], staging: Path) -> Path:

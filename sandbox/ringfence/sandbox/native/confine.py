@@ -62,7 +62,7 @@ def give_up_rights(job: Job, *, memory_in_group: bool) -> int:
 
 
 def _rules(job: Job) -> list[tuple[str, int]]:
-    runnable = [*jail.SYSTEM, *job["readonly"], *(["/program"] if job["image"] else [])]
+    runnable = [*jail.SYSTEM, *job["readonly"], *job["mounts"], *(["/program"] if job["image"] else [])]
     writable = ["/tmp", *(["/workspace"] if job["lower"] else [])]  # noqa: S108 - the sandbox's own
     rules = [("/", landlock.READ), ("/proc", landlock.WRITE)]
     rules += [(path, landlock.READ_AND_RUN) for path in runnable if os.path.exists(path)]

@@ -77,6 +77,10 @@ _TMP_INODES = 65536
 _TMP_LEAST_BYTES = 16 << 20
 _KERNEL_FIX = "this needs Linux 5.12 or newer"
 _PROC_FIX = "the kernel's own /proc must be whole: run it outside a container that masks parts of it"
+_MOUNT_FIX = (
+    "the directory must be readable for the kernel, hold no mounts where the kernel is an ordinary user's, and lie on a "
+    "file system that an overlay can lie on (ext4, xfs, btrfs, tmpfs)"
+)
 _OVERLAY_FIX = "put the data directory on ext4, xfs, btrfs or tmpfs (an overlay can't lie on another), Linux 5.12 or newer"
 
 
@@ -115,6 +119,8 @@ def build(job: Job) -> None:
         _proc(root)
     for path in sorted(job["readonly"]):
         _readonly(root, path, job["sources"].get(path, path))
+    for target in sorted(job["mounts"]):
+        _mounted(root, job["mounts"][target], target)
     if job["image"]:
         _program(root, job)
     if job["lower"]:
@@ -196,6 +202,34 @@ def _readonly(root: str, path: str, source: str) -> None:
     with wall(f"read-only {path}", "the directory must exist and be readable for the kernel"):
         os.makedirs(target, exist_ok=True)
         linux.bind(source, target, _SEALED)
+
+
+def _mounted(root: str, source: str, target: str) -> None:
+    """Show a directory of the host through an overlay of its own: in one, a socket or a pipe is only a name.
+
+    A bind, read-only or not, would let the program connect to what listens there on the host. Nor do mounts below the
+    directory come along.
+    """
+    if any(target.startswith(f"{system}/") for system in SYSTEM):
+        return
+    place = f"{root}{target}"
+    if os.path.isdir(place) and os.path.samefile(place, source):
+        return  # already seen through a parent, as every agent sees it
+    with wall(f"mount {target}", _MOUNT_FIX):
+        os.makedirs(place, exist_ok=True)
+        for name in ("source", "nothing"):
+            os.makedirs(f"{root}/.layers/{name}")
+        linux.mount(source, f"{root}/.layers/source", None, linux.MS_BIND)
+        # Short relative names: options know no quoting, and the host's paths would show in /proc/self/mountinfo.
+        os.chdir(f"{root}/.layers")
+        linux.mount(
+            "overlay", place, "overlay", _PLAIN | linux.MS_RDONLY, "lowerdir=nothing:source,index=off"
+        )
+        linux.restrict_mount(place, _SEALED)
+        linux.umount(f"{root}/.layers/source")
+        for name in ("source", "nothing"):
+            os.rmdir(f"{root}/.layers/{name}")
+        os.rmdir(f"{root}/.layers")
 
 
 def _program(root: str, job: Job) -> None:

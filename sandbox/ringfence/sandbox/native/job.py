@@ -29,6 +29,7 @@ class Order(TypedDict):
     lower: str
     scratch: str
     uid: int | None
+    require: list[str]
     memory_bytes: int
     pids: int
     cpu: float
@@ -48,6 +49,8 @@ class Job(TypedDict):
         uid: host uid; None: this process's own, in a user namespace.
         readonly: paths inside of directories that are bound read-only.
         sources: by path inside, where such a directory lies on the host; without one it is the same path.
+        mounts: by path inside, directories of the host that a manifest names.
+        require: walls, and their forms, that have to stand; see `forms.demand`.
         cwd: working directory inside.
         image: program image, seen as `/program`; empty for commands.
         socket_dir: seen as `/run/ringfence`; empty for commands.
@@ -65,6 +68,8 @@ class Job(TypedDict):
     uid: int | None
     readonly: list[str]
     sources: dict[str, str]
+    mounts: dict[str, str]
+    require: list[str]
     cwd: str
     image: str
     socket_dir: str

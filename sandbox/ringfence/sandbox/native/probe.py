@@ -14,19 +14,22 @@ import tempfile
 from collections.abc import Callable
 from typing import TypedDict
 
-from ringfence.sandbox.native import confine, jail, landlock, launcher, linux, seccomp
+from ringfence.sandbox.native import confine, forms, jail, landlock, launcher, linux, seccomp, users
 from ringfence.sandbox.native.cgroups import Groups, remove_shared
 from ringfence.sandbox.native.job import UPPER_NAME, USERNS_FIX, WORK_NAME, Job, Refused
 
 _NOBODY = 65534
 _REPORT_BYTES = 65536
-_GROUP_FIX = "run the kernel as root, or under systemd with `Delegate=yes`; until then resource limits and measuring stand in"
-_GROUP_USES = {
-    "memory": ("the memory limit", "memory is measured, and the sandbox is killed over the limit"),
-    "pids": ("the limit of processes", "RLIMIT_NPROC bounds processes per user"),
-    "cpu": ("the share of processors", "processor time is not bounded"),
-    "freezer": ("pause", "processes are stopped by signal, and stopped again where they wake themselves"),
+_USES = {
+    "memory": (
+        "the memory limit",
+        "memory is measured from outside, and the sandbox is killed over the limit",
+    ),
+    "pids": ("the limit of processes", "RLIMIT_NPROC bounds them"),
+    "cpu": ("the share of processors", "processor time is not bounded, only shared fairly"),
+    "pause": ("pause", "processes are stopped by signal, and stopped again where they wake themselves"),
 }
+"""What a control group does for a wall, and what stands in for it."""
 
 
 class Found(TypedDict):
@@ -37,6 +40,7 @@ class Found(TypedDict):
     detail: str
     fix: str
     required: bool
+    form: str
 
 
 def run(data: str) -> list[Found]:
@@ -44,34 +48,36 @@ def run(data: str) -> list[Found]:
     found = [_architecture()]
     if os.geteuid() != 0:
         found.append(
-            _attempt("user namespaces", lambda: _enter(None), "an ordinary user can make them", USERNS_FIX)
+            _attempt(
+                forms.USER_NAMESPACES, lambda: _enter(None), "an ordinary user can make them", USERNS_FIX
+            )
         )
     if all(wall["ok"] for wall in found):
         with tempfile.TemporaryDirectory(dir=data, prefix="probe-") as place:
             found += _builds(place)
-    abi = landlock.version()
-    detail = (
-        f"ABI {abi}" if abi else "this kernel has none, or it is switched off; mounts and seccomp stand alone"
-    )
-    fix = "" if abi else "boot with `lsm=landlock,…` on Linux 5.13 or newer"
-    found.append({"name": "landlock", "ok": abi > 0, "detail": detail, "fix": fix, "required": False})
-    found += _groups()
-    root = os.geteuid() == 0
-    detail = (
-        "each agent runs as a uid of its own"
-        if root
-        else "all agents run as this user, in namespaces of their own"
-    )
-    fix = "" if root else "run the kernel as root"
-    found.append({"name": "uid per agent", "ok": root, "detail": detail, "fix": fix, "required": False})
-    return found
+    else:
+        missing = ", ".join(f"`{wall['name']}`" for wall in found if not wall["ok"])
+        tried = {wall["name"] for wall in found}
+        found += [_untried(name, missing) for name in forms.ALWAYS if name not in tried]
+    return found + _formed()
 
 
 def _architecture() -> Found:
     ok = linux.supported() and seccomp.supported()
     detail = f"{linux.MACHINE}, Linux {os.uname().release}"
     fix = "" if ok else "run agents on x86_64 or aarch64: there is no system call filter for others"
-    return {"name": "architecture", "ok": ok, "detail": detail, "fix": fix, "required": True}
+    return {"name": "architecture", "ok": ok, "detail": detail, "fix": fix, "required": True, "form": ""}
+
+
+def _untried(name: str, missing: str) -> Found:
+    return {
+        "name": name,
+        "ok": False,
+        "detail": f"can't be tried without {missing}",
+        "fix": f"mend {missing} first",
+        "required": True,
+        "form": "",
+    }
 
 
 def _builds(place: str) -> list[Found]:
@@ -113,7 +119,6 @@ def _builds(place: str) -> list[Found]:
 def _job(place: str) -> Job:
     root = f"{place}/root"
     os.mkdir(root)
-    uid = _NOBODY if os.geteuid() == 0 else None
     return {
         "name": "probe",
         "agent": "",
@@ -121,9 +126,11 @@ def _job(place: str) -> Job:
         "root": root,
         "argv": ["true"],
         "env": {},
-        "uid": uid,
+        "uid": _uid(),
         "readonly": [],
         "sources": {},
+        "mounts": {},
+        "require": [],
         "cwd": "/",
         "image": "",
         "socket_dir": "",
@@ -136,6 +143,10 @@ def _job(place: str) -> Job:
         "disk_bytes": 16 << 20,
         "timeout_s": 10.0,
     }
+
+
+def _uid() -> int | None:
+    return _NOBODY if os.geteuid() == 0 else None
 
 
 def _attempt(name: str, action: Callable[[], None], detail: str, fix: str) -> Found:
@@ -164,6 +175,7 @@ def _attempt(name: str, action: Callable[[], None], detail: str, fix: str) -> Fo
         "detail": problem or detail,
         "fix": fix if problem else "",
         "required": True,
+        "form": "",
     }
 
 
@@ -205,15 +217,32 @@ def _filter(job: Job) -> None:
     raise Refused("the system call filter lets through what it should refuse")
 
 
-def _groups() -> list[Found]:
+def _formed() -> list[Found]:
+    """The walls that stand in one form or another on every host."""
     groups = Groups.create(f"probe-{os.getpid()}")
     groups.limit(64 << 20, 8, 1.0)
-    found: list[Found] = []
-    for name, (use, instead) in _GROUP_USES.items():
-        ok = name in groups.where
-        detail = f"holds {use}" if ok else f"not permitted: {instead}"
-        fix = "" if ok else _GROUP_FIX
-        found.append({"name": f"cgroup {name}", "ok": ok, "detail": detail, "fix": fix, "required": False})
+    abi = landlock.version()
+    held = forms.held(groups.where, landlock=abi, uid=users.form(_uid()))
     groups.remove()
     remove_shared()
+    details = {
+        "files": f"Landlock ABI {abi} besides the mounts"
+        if abi
+        else "this kernel has no Landlock, or it is switched off; mounts and namespaces stand alone",
+        "uid": {
+            "own": "each agent runs as a uid of its own",
+            "namespace": "all agents run as this user, each in a user namespace of its own",
+        }[held["uid"]],
+    }
+    for wall, (use, instead) in _USES.items():
+        version = held[wall].removeprefix("cgroup-v")
+        strong = held[wall] != forms.FORMS[wall][-1]
+        details[wall] = f"a control group of version {version} holds {use}" if strong else instead
+    found: list[Found] = []
+    for wall, form in held.items():
+        weaker = form == forms.FORMS[wall][-1]
+        fix = forms.FIXES[wall] if weaker else ""
+        found.append(
+            {"name": wall, "ok": True, "detail": details[wall], "fix": fix, "required": False, "form": form}
+        )
     return found

@@ -35,6 +35,7 @@ class NativeProgram:
         self._records = order["records"]
         self._warden = warden
         self._started: asyncio.Future[int] = loop.create_future()
+        self._forms: dict[str, str] = {}
         self._last: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._answers: dict[str, list[asyncio.Future[str]]] = {"paused": [], "resumed": []}
 
@@ -69,6 +70,11 @@ class NativeProgram:
         """`{"pid": …}`: the first process of the pid namespace, as the host sees it; empty before it runs."""
         runs = self._started.done() and not self._started.exception()
         return {"pid": self._started.result()} if runs else {}
+
+    @property
+    def forms(self) -> Mapping[str, str]:
+        """The form of each wall that has several; empty before it runs."""
+        return self._forms
 
     async def wait(self) -> Exit:
         """Wait for the end of the whole tree."""
@@ -125,6 +131,7 @@ class NativeProgram:
         """Take one event of the warden's."""
         kind = event["event"]
         if kind == "started":
+            self._forms = event["forms"]
             if not self._started.done():
                 self._started.set_result(event["pid"])
         elif kind in self._answers:

@@ -85,7 +85,7 @@ def _look_around(job: Job) -> None:
     who = "this sandbox's user" if job["uid"] is None else f"uid {job['uid']}"
     if job["image"] and not os.access("/program", os.R_OK | os.X_OK):
         raise Refused(f"the program image `{job['image']}` is not readable for {who}; run `chmod a+rx` on it")
-    for path in job["readonly"]:
+    for path in (*job["readonly"], *job["mounts"]):
         inner: list[str] = []
         with contextlib.suppress(PermissionError):
             inner = [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ringfence.sandbox.native import identity, reaper
+from ringfence.sandbox.native import forms, identity, landlock, reaper, users
 from ringfence.sandbox.native.cgroups import Groups
 from ringfence.sandbox.native.job import PACKET_BYTES, UPPER_NAME, Order, Refused, wall
 from ringfence.sandbox.native.meters import DiskMeter, MemoryMeter, Meter
@@ -122,6 +122,8 @@ class Supervisor:
         self._sinks = command_sinks(order)
         self._groups = Groups.create(order["name"])
         self._groups.limit(order["memory_bytes"], order["pids"] + 1, order["cpu"])
+        # INVARIANT: held against what this sandbox has, not against what a probe found: a group may fail to be made now.
+        forms.demand(order["require"], self._forms(), user_namespaces=order["uid"] is None)
         self._lent += [sink.take_writer() for sink in self._sinks]
         with self._far_end:
             self._fork([*self._lent, self._far_end.fileno()])
@@ -245,6 +247,7 @@ class Supervisor:
                 pid=self._init,
                 landlock=message["started"],
                 groups=sorted(self._groups.where),
+                forms=self._forms(),
             )
         elif "exit" in message and not self._ended:
             self._status = message["exit"]
@@ -252,6 +255,9 @@ class Supervisor:
 
     def _emit(self, event: str, **facts: Any) -> None:
         self._tell({"name": self._order["name"], "event": event, **facts})
+
+    def _forms(self) -> dict[str, str]:
+        return forms.held(self._groups.where, landlock=landlock.version(), uid=users.form(self._order["uid"]))
 
     def _set_meters(self, views: list[int]) -> None:
         self._views = views

@@ -30,6 +30,7 @@ MEASUREMENTS = {
     "resume": "from kill -9 of the kernel to all agents running again",
     "points": "a rollback point and a command at growing workspaces",
     "telemetry": "calls with OpenTelemetry off, and on at several samplings",
+    "revoke": "from revoke to the first refusal, with two kernels on one database",
     "attacks": "AgentDojo's attacks replayed: tasks that still work, attacks that get through",
     "durability": "kill -9 of PostgreSQL: every answered call is found",
 }

@@ -24,8 +24,9 @@ from bench.host import BenchError, child, end, eventually, last_line
 class Kernel:
     """One data directory, and the kernel process that serves it now."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, dsn: str | None = None) -> None:
         self.data = data
+        self._dsn = dsn
         self._log = data.parent / f"{data.name}.log"
         self.process: subprocess.Popen[Any] | None = None
         self.client: Client | None = None
@@ -46,6 +47,8 @@ class Kernel:
         """Start it, and return when it answers an operator."""
         with self._log.open("ab") as log:
             argv = [sys.executable, "-m", "ringfence.console", "up", "--data", str(self.data)]
+            if self._dsn is not None:
+                argv += ["--dsn", self._dsn]
             self.process = child(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         eventually(self._answers, "the kernel did not answer")
 
@@ -108,8 +111,8 @@ class Kernel:
 
     @property
     def dsn(self) -> str:
-        """Of the embedded server."""
-        return EmbeddedPostgres(self.data).dsn()
+        """Of its database: what it was given, else of the embedded server."""
+        return self._dsn or EmbeddedPostgres(self.data).dsn()
 
 
 @contextlib.contextmanager

@@ -45,6 +45,8 @@ class Kind:
         walls: names that `walls()` has at least.
         left: what is left on this host of the sandboxes of a data directory, besides processes that carry a test's token:
             records, control groups, containers. Empty as long as nothing runs.
+        without: programs of this host that its sandboxes have not.
+        of_its_own: what stands in /, /etc and /dev besides what the protocol names.
     """
 
     backend: str
@@ -57,6 +59,8 @@ class Kind:
     frozen: bool
     walls: frozenset[str]
     left: Callable[[Path], list[str]] = _nothing
+    without: frozenset[str] = frozenset()
+    of_its_own: frozenset[str] = frozenset()
 
     @property
     def owner_uid(self) -> int | None:
@@ -80,6 +84,48 @@ def _for_root() -> str:
 
 def _needs_python() -> str:
     return "" if PYTHON or not _ROOT else "an ordinary user needs a Python below /usr; install python3"
+
+
+def _docker(data: Path) -> Any:
+    from ringfence.sandbox.docker import DockerSandbox, DockerSettings
+
+    return DockerSandbox(data, DockerSettings(image=_docker_image()))
+
+
+def _docker_image() -> str:
+    from ringfence.sandbox.docker import image
+    from ringfence.sandbox.docker.engine import Engine, usual_host
+
+    return image.find(Engine(usual_host()), image.TAG)
+
+
+def _docker_missing() -> str:
+    from ringfence.sandbox.types import SandboxError
+
+    try:
+        return "" if _docker_image() else "there is no base image on the engine: ringfence image build"
+    except SandboxError as error:
+        return str(error)
+
+
+def _docker_left(data: Path) -> list[str]:
+    """Containers and volumes of a data directory, and the links with containers."""
+    from ringfence.sandbox.docker.engine import Engine, usual_host
+    from ringfence.sandbox.docker.places import LABEL_DATA, Places
+
+    places = Places(data)
+    if not places.used():
+        return []
+    wanted = {"label": f"{LABEL_DATA}={places.data()}"}
+    engine = Engine(usual_host())
+    containers = engine.ask(lambda api: api.containers(all=True, filters=wanted))
+    volumes = engine.ask(lambda api: api.volumes(filters=wanted))["Volumes"] or []
+    links = (data / "sandboxes" / "docker" / "links").iterdir()
+    return [
+        *(one["Id"] for one in containers),
+        *(one["Name"] for one in volumes),
+        *(path.name for path in links),
+    ]
 
 
 _NATIVE_WALLS = frozenset(
@@ -116,5 +162,31 @@ KINDS = {
         frozen=False,
         walls=_NATIVE_WALLS | {"user namespaces"},
         left=_records,
+    ),
+    "docker": Kind(
+        backend="docker",
+        make=_docker,
+        missing=_docker_missing,
+        agent_uid=AGENT_UID if _ROOT else None,
+        inside_uid=AGENT_UID if _ROOT else os.geteuid(),
+        frozen=True,
+        walls=frozenset(
+            {
+                "docker engine",
+                "docker seccomp",
+                "docker cgroup memory",
+                "docker cgroup pids",
+                "docker image",
+                "docker container",
+                "docker overlay",
+            }
+        ),
+        left=_docker_left,
+        without=frozenset({"gcc", "node", "perl"}),
+        # An engine mounts /sys, of which nothing shows, an empty list of name servers, terminals, message queues that the
+        # filter refuses, a link to a masked file, and leaves a file that says that this is a container.
+        of_its_own=frozenset(
+            {".dockerenv", "core", "hostname", "mqueue", "ptmx", "pts", "resolv.conf", "sys", "tty"}
+        ),
     ),
 }

@@ -60,7 +60,12 @@ class Host:
             [interpreter, str(source / script), mode, str(data)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={"PYTHONPATH": str(source), "PATH": os.environ["PATH"], "CANARY": CANARY},
+            env={
+                "PYTHONPATH": str(source),
+                "PATH": os.environ["PATH"],
+                "CANARY": CANARY,
+                **{name: os.environ[name] for name in ("DOCKER_HOST",) if name in os.environ},
+            },
             cwd="/",
             **identity,
         )

@@ -83,6 +83,8 @@ LAST = {"git": "one", "gcc": "thread", "node": "fine true"}
 def test_ordinary_programs_run(box: Box, tool: str) -> None:
     if shutil.which(tool, path="/usr/local/bin:/usr/bin:/bin") is None:
         pytest.skip(f"{tool} is not installed")
+    if tool in box.kind.without:
+        pytest.skip(f"{tool} is not in the sandbox's own image")
     workspace = box.directory(box.fresh("workspace"), FILES)
     env = {"HOME": "/tmp", "LANG": "C.UTF-8"}
     limits = {"memory_bytes": 2 << 30, "pids": 256, "timeout_s": 120}
@@ -114,4 +116,9 @@ def test_what_is_refused_on_paper_is_refused_by_linux(box: Box) -> None:
         wanted.pop(numbers.get(name, -1), None)
     program = box.python(KNOCK, json.dumps(sorted(wanted)))
     assert program.wait() == ("exit", 0), program.stderr.read_text()
-    assert {int(number): error for number, error in json.loads(program.stdout.read_text()).items()} == wanted
+    found = {int(number): error for number, error in json.loads(program.stdout.read_text()).items()}
+    if box.kind.backend == "docker":
+        # Engines before 23 take no error of their own for what is in no list, and their library may not know the newest calls.
+        refused = {errno.EPERM, errno.ENOSYS}
+        found |= {n: wanted[n] for n, error in found.items() if {error, wanted[n]} <= refused}
+    assert found == wanted

@@ -1,0 +1,288 @@
+"""`DockerSandbox`: the Sandbox protocol on a docker engine of this host."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import uuid
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ringfence.sandbox.docker import layers, readiness
+from ringfence.sandbox.docker.containers import Box, Shown, overlay
+from ringfence.sandbox.docker.engine import PATIENCE_S, Engine, EngineError, usual_host
+from ringfence.sandbox.docker.launch import Launcher, Plan
+from ringfence.sandbox.docker.places import LABEL_AGENT, LABEL_DATA, LABEL_KERNEL, Places
+from ringfence.sandbox.docker.program import SHORT_ID, DockerProgram, remove_container
+from ringfence.sandbox.docker.watch import Watch
+from ringfence.sandbox.native.job import STDERR_NAME, STDOUT_NAME
+from ringfence.sandbox.specs import (
+    checked_directory,
+    checked_environment,
+    checked_inside,
+    checked_limits,
+    checked_readonly,
+    checked_uid,
+    checked_words,
+)
+from ringfence.sandbox.types import (
+    CommandResult,
+    CommandSpec,
+    ProgramSpec,
+    SandboxError,
+    Wall,
+)
+
+log = logging.getLogger(__name__)
+
+_TIDY_S = 5.0
+_LIVE = ("running", "paused", "restarting")
+_RIGHTS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+_FILTERED_STATUS = {"NoNewPrivs": 1, "Seccomp": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DockerSettings:
+    """What the kernel file says of the backend.
+
+    Attributes:
+        image: `sha256:…` or `NAME@sha256:…`; empty: none is named, and nothing can be started.
+        runtime: the engine's name of the runtime.
+        host: the engine's socket, `unix:///…`; empty: that of `DOCKER_HOST`, else the usual one.
+        patience_s: how long the engine may take for an answer.
+    """
+
+    image: str = ""
+    runtime: str = "runc"
+    host: str = ""
+    patience_s: float = PATIENCE_S
+
+
+class DockerSandbox:
+    """Sandboxes that are containers of a docker engine on this host.
+
+    A command whose changes grow over its disk limit is killed and reported as `ExitReason.DISK`; what it prints beyond
+    a quarter of that limit is counted and dropped, beginning and end are kept, and it is not killed for it.
+
+    Args:
+        data_dir: the kernel's data directory.
+        settings: which engine, and which image.
+    """
+
+    def __init__(self, data_dir: Path, settings: DockerSettings) -> None:
+        self.settings = settings
+        self._data = data_dir
+        self._places = Places(data_dir)
+        self._engine = Engine(settings.host or usual_host(), settings.patience_s)
+        self._launcher = Launcher(
+            engine=self._engine, places=self._places, left=lambda made: self._spawn(self._tidy(made))
+        )
+        self._ready = False
+        self._swept = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def name(self) -> str:
+        """`docker`."""
+        return "docker"
+
+    def walls(self) -> Sequence[Wall]:
+        """Try every wall, in a container that is made for it."""
+        own = DockerSandbox(self._data, self.settings)
+        return readiness.walls(own, self._engine, self.settings.image, self.settings.runtime)
+
+    async def start(self, spec: ProgramSpec) -> DockerProgram:
+        """Start an agent's program.
+
+        Raises:
+            SandboxError: a required wall is missing or the program can't be found; nothing runs.
+            SandboxLostError: the engine can't be reached any more, or the container ended on its way.
+        """
+        image = checked_directory(spec.image, "program image")
+        sockets = checked_directory(spec.socket_dir, "socket directory")
+        places = [
+            Shown(source=Path(image), target="/program"),
+            # The directory, not the socket: a bound file would keep the inode of a socket that the next kernel replaces.
+            Shown(source=Path(sockets), target="/run/ringfence"),
+        ]
+        plan = await self._plan(spec, "program", places)
+        plan.job |= {"image": image, "cwd": "/program"}
+        plan.stdout, plan.stderr, plan.keep_stderr = spec.stdout_fd, spec.stderr_fd, True
+        return await self._launcher.launch(plan)
+
+    async def run_command(self, spec: CommandSpec) -> CommandResult:
+        """Run one command to its end. Cancelling the await ends the command's whole tree first.
+
+        Raises:
+            SandboxError: as for `start`.
+        """
+        lower = Path(checked_directory(spec.lower, "workspace"))
+        scratch = Path(checked_directory(spec.scratch, "scratch directory"))
+        cwd = checked_inside(spec.cwd, "working directory")
+        masks = [checked_inside(mask, "mask") for mask in spec.masks]
+        plan = await self._plan(spec, "command", [])
+        made = await asyncio.to_thread(
+            layers.prepare, lower, scratch, masks, self._places.masks(), trusted=os.geteuid() == 0
+        )
+        watch = Watch(scratch, plan.box.limits.disk_bytes)
+        plan.stdout, plan.stderr = watch.writers
+        plan.job |= {"cwd": cwd, "views": [] if self.settings.runtime != "runc" else ["/proc", "/workspace"]}
+        volume = f"ringfence-{uuid.uuid4().hex}"
+        plan.box = dataclasses.replace(plan.box, volume=volume, shown=[*plan.box.shown, *made.covers])
+        try:
+            wanted = overlay(volume, made.options, plan.box.labels)
+            await self._launcher.refusable(
+                self._engine.call(lambda api: api.create_volume(**wanted)), plan.box
+            )
+            program = await self._launcher.launch(plan)
+            watch.handed_over()
+            loop = asyncio.get_running_loop()
+
+            def exceeded() -> None:
+                loop.call_soon_threadsafe(program.end, "disk")
+
+            watch.start(made.upper, plan.views, exceeded)
+            try:
+                ended = await program.wait()
+            except asyncio.CancelledError:
+                await asyncio.shield(asyncio.create_task(program.kill()))
+                raise
+        finally:
+            await asyncio.shield(asyncio.create_task(self._after_command(volume, watch, scratch)))
+        stdout_bytes, stderr_bytes = watch.totals
+        return CommandResult(
+            exit=ended,
+            upper=made.upper,
+            stdout=scratch / STDOUT_NAME,
+            stderr=scratch / STDERR_NAME,
+            stdout_bytes=stdout_bytes,
+            stderr_bytes=stderr_bytes,
+        )
+
+    async def sweep(self) -> Sequence[str]:
+        """End what an earlier kernel of this data directory left; returns the agents whose leftovers were ended.
+
+        Raises:
+            SandboxError: the engine can't be reached, or something can't be ended.
+        """
+        if not self._places.used():
+            self._swept = True
+            return []
+        wanted = {"label": f"{LABEL_DATA}={self._places.data()}"}
+        agents: set[str] = set()
+        found: list[dict[str, Any]] = await self._engine.call(
+            lambda api: api.containers(all=True, filters=wanted)
+        )
+        for known in found:
+            labels: dict[str, str] = known["Labels"]
+            if labels.get(LABEL_KERNEL) == self._places.kernel:
+                continue
+            if not await remove_container(self._engine, known["Id"]):
+                raise SandboxError(
+                    f"container `{known['Id'][:SHORT_ID]}` of an earlier kernel can't be ended; end it yourself: docker rm -f {known['Id'][:SHORT_ID]}"
+                )
+            if known["State"] in _LIVE:
+                agents.add(labels.get(LABEL_AGENT, ""))
+        answer: dict[str, Any] = await self._engine.call(lambda api: api.volumes(filters=wanted))
+        volumes: list[dict[str, Any]] = answer.get("Volumes") or []
+        for volume in volumes:
+            own: dict[str, str] = volume.get("Labels") or {}
+            if own.get(LABEL_KERNEL) != self._places.kernel:
+                await self._remove_volume(volume["Name"])
+        await asyncio.to_thread(self._places.forget_links)
+        self._swept = True
+        return sorted(agents)
+
+    async def close(self) -> None:
+        """Let go of the engine."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._engine.close()
+
+    # -- one container --------------------------------------------------------------------------------------------
+
+    async def _plan(self, spec: ProgramSpec | CommandSpec, kind: str, places: list[Shown]) -> Plan:
+        uid = checked_uid(spec.uid)
+        if uid is None:
+            uid = os.geteuid()
+        if uid == 0:
+            raise SandboxError("a sandbox never runs as uid 0; give the agent a uid of its own")
+        argv, env, limits = (
+            checked_words(spec.argv),
+            checked_environment(spec.env),
+            checked_limits(spec.limits),
+        )
+        shown = [
+            *(Shown(source=path.resolve(), target=checked_readonly(path)) for path in spec.readonly),
+            *(
+                Shown(source=source.resolve(), target=checked_readonly(at, source))
+                for at, source in spec.binds.items()
+            ),
+        ]
+        await self._prepare()
+        own = await asyncio.to_thread(self._places.etc, uid)
+        job: dict[str, Any] = {
+            "argv": argv,
+            "env": env,
+            "uid": uid,
+            "image": "",
+            "cwd": "",
+            "views": [],
+            "shown": [[one.target, str(one.source)] for one in shown],
+            "status": dict.fromkeys(_RIGHTS, 0)
+            | (_FILTERED_STATUS if self.settings.runtime == "runc" else {}),
+        }
+        box = Box(
+            image=self.settings.image,
+            runtime=self.settings.runtime,
+            uid=uid,
+            limits=limits,
+            labels=self._places.labels(spec.agent, kind),
+            shown=[*places, *shown, *(Shown(source=path, target=target) for path, target in own)],
+        )
+        return Plan(job=job, box=box, timeout_s=limits.timeout_s, stdin=spec.stdin)
+
+    async def _prepare(self) -> None:
+        """Before the first container: the engine can raise the walls, and nothing of an earlier kernel runs."""
+        await asyncio.to_thread(self._places.prepare)
+        if not self._ready:
+            settings = self.settings
+            await self._engine.call(lambda api: readiness.require(api, settings.image, settings.runtime))
+            self._ready = True
+        if not self._swept:
+            await self.sweep()
+
+    async def _after_command(self, volume: str, watch: Watch, scratch: Path) -> None:
+        try:
+            await self._remove_volume(volume)
+        except SandboxError as error:
+            log.warning("volume %s can't be removed: %s", volume, error)
+            self._spawn(self._tidy("", volume))
+        await asyncio.to_thread(watch.finish)
+        await asyncio.to_thread(layers.tidy, scratch)
+
+    async def _remove_volume(self, volume: str) -> None:
+        with contextlib.suppress(EngineError):
+            await self._engine.call(lambda api: api.remove_volume(volume, force=True), slow=True)
+
+    async def _tidy(self, made: str, volume: str = "") -> None:
+        """Remove what an engine that was away could not, as soon as it is back."""
+        while True:
+            await asyncio.sleep(_TIDY_S)
+            with contextlib.suppress(SandboxError):
+                if made and not await remove_container(self._engine, made):
+                    continue
+                if volume:
+                    await self._remove_volume(volume)
+                return
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,245 @@
+"""The first process of a container: takes its orders from the kernel, looks whether the walls stand, starts the program, reaps.
+
+Runs by itself under the image's Python (3.9 or newer) with the standard library alone. Its link with the kernel is a unix socket
+whose name is gone before the program runs. When the link closes it ends, and with the first process of a pid namespace the
+kernel ends all others of it: no sandbox outlives the kernel that started it.
+"""
+
+# It works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
+# ruff: noqa: PTH113, PTH123
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+HEADER_BYTES = 8
+_MAX_FDS = 4
+_PACKET_BYTES = 65536
+_PR_SET_DUMPABLE = 4
+_OOM_SCORE = "500"
+_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+_PROGRAM_FIX = "name a file of the program image, or put it into the container image"
+_COMMAND_FIX = "name a program on the sandbox's PATH, or a file by a path with a slash"
+_LINGER_S = 30.0
+_DEVICES = {"lo", "sit0", "tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "ip6tnl0", "ip6gre0"}
+"""Network devices of an empty network namespace: modules of the host put theirs, which lead nowhere, into each."""
+
+
+class Refused(Exception):
+    """The program can't be started as asked; the text is the user's line."""
+
+
+def main(path: str) -> None:
+    """Connect to the kernel at `path` and run what it wants; never returns."""
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(path)
+        try:
+            job, descriptors = _orders(link)
+            _run(job, link, descriptors)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the kernel has to hear of it
+            text = f"the sandbox's first process failed: {type(error).__name__}: {error}; report this"
+            with contextlib.suppress(OSError):
+                _say(link, {"refused": str(error) if isinstance(error, Refused) else text})
+                _wait_for_end(link)
+        finally:
+            os._exit(1)
+
+
+def _orders(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    space = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
+    header, attached, _, _ = link.recvmsg(HEADER_BYTES, space, socket.MSG_CMSG_CLOEXEC | socket.MSG_WAITALL)
+    numbers = array.array("i")
+    for level, kind, data in attached:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+    size, body = int.from_bytes(header, "big"), bytearray()
+    while len(body) < size or len(header) < HEADER_BYTES:
+        part = link.recv(min(size - len(body), 1 << 20))
+        if not part:
+            os._exit(1)  # the kernel went away
+        body += part
+    return json.loads(body), list(numbers)
+
+
+def _say(link: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
+    data = json.dumps(message).encode() + b"\n"
+    if descriptors:
+        socket.send_fds(link, [data], descriptors)
+    else:
+        link.sendall(data)
+
+
+def _run(job: dict[str, Any], link: socket.socket, stdio: list[int]) -> None:
+    os.umask(0o022)
+    # What this process has in memory, and its environment, are nothing for the program to look at.
+    if ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise Refused("the sandbox's first process can't be closed to the program; report this")
+    _verify(job)
+    if job["views"]:
+        views = tuple(os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for place in job["views"])
+        _say(link, {"views": len(views)}, views)
+        for view in views:
+            os.close(view)
+    _look_around(job)
+    wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake_write)
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    program = _start(job, stdio)
+    null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+    for standard in range(3):
+        os.dup2(null, standard)
+    for descriptor in {null, *stdio} - {0, 1, 2}:
+        os.close(descriptor)
+    _say(link, {"started": program})
+    _reap(program, link, wake_read)
+
+
+def _verify(job: dict[str, Any]) -> None:
+    """The engine was told which walls to raise; this is what of them shows from within."""
+    with open("/proc/self/status", "rb") as file:
+        status = dict(line.decode("utf-8", "replace").split(":", 1) for line in file)
+    for name, wanted in job["status"].items():
+        found = status.get(name, "absent").strip()
+        if not found.isalnum() or found == "absent" or int(found, 16) != wanted:
+            raise Refused(
+                f"the sandbox's wall `{name}` does not stand: it is {found}; see the engine's own settings"
+            )
+    if os.getuid() != job["uid"] or os.getgid() != job["uid"] or set(os.getgroups()) - {job["uid"]}:
+        raise Refused(
+            f"the engine runs the sandbox as uid {os.getuid()}, not {job['uid']}; switch its userns-remap off"
+        )
+    if not os.statvfs("/").f_flag & os.ST_RDONLY:
+        raise Refused("the sandbox's wall `read-only root` does not stand; see the engine's own settings")
+    with open("/proc/net/dev", encoding="ascii", errors="replace") as file:
+        devices = {line.split(":")[0].strip() for line in file if ":" in line}
+    if devices - _DEVICES:
+        raise Refused("the sandbox's wall `no network` does not stand; see the engine's own settings")
+
+
+def _look_around(job: dict[str, Any]) -> None:
+    """Refuse early, with a reason that helps, what would make the program fail in a way no one understands."""
+    who = f"uid {job['uid']}"
+    if job["image"] and not os.access("/program", os.R_OK | os.X_OK):
+        raise Refused(f"the program image `{job['image']}` is not readable for {who}; run `chmod a+rx` on it")
+    for path, source in job["shown"]:
+        inner: list[str] = []
+        with contextlib.suppress(PermissionError):
+            inner = [entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
+        for name in ("", *(f"/{name}" for name in inner)):
+            if not os.access(path + name, os.R_OK | os.X_OK):
+                raise Refused(f"`{source}{name}` is not readable for {who}; run `chmod -R a+rX {source}`")
+    try:
+        os.chdir(job["cwd"])
+    except OSError as error:
+        raise Refused(
+            f"the working directory `{job['cwd']}` can't be entered: {error.strerror}; name another"
+        ) from error
+
+
+def _start(job: dict[str, Any], stdio: list[int]) -> int:
+    """Fork and execute the program; returns its pid once the execution has worked."""
+    path = _find(job)
+    failure_read, failure_write = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        report = json.dumps([0, "it could not be prepared"])
+        try:
+            signal.set_wakeup_fd(-1)
+            os.setsid()
+            for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
+            with (
+                contextlib.suppress(OSError),
+                open("/proc/self/oom_score_adj", "w", encoding="ascii") as file,
+            ):
+                # A group short of memory must lose the program, not the process that reports its end.
+                file.write(_OOM_SCORE)
+            raised = [os.dup(descriptor) for descriptor in stdio]
+            for standard, descriptor in enumerate(raised):
+                os.dup2(descriptor, standard)
+            os.execve(path, job["argv"], job["env"])  # noqa: S606 - there must be no shell
+        except OSError as error:
+            report = json.dumps([error.errno or 0, str(error.strerror)])
+        finally:
+            # Only a failure comes here. An execution that works closes the pipe without a word.
+            os.write(failure_write, report.encode())
+            os._exit(1)
+    os.close(failure_write)
+    failure = os.read(failure_read, _PACKET_BYTES)
+    os.close(failure_read)
+    if failure:
+        code, reason = json.loads(failure)
+        hint = " (a script needs a `#!` line)" if code == errno.ENOEXEC else ""
+        raise Refused(f"`{job['argv'][0]}` can't be executed: {reason}{hint}; {_fix(job)}")
+    return pid
+
+
+def _fix(job: dict[str, Any]) -> str:
+    return _PROGRAM_FIX if job["image"] else _COMMAND_FIX
+
+
+def _find(job: dict[str, Any]) -> str:
+    name = job["argv"][0]
+    if "/" in name or (job["image"] and os.path.isfile(name) and os.access(name, os.X_OK)):
+        # `./` keeps a bare name of the image from being anything else; absolute names stay as they are.
+        path = name if "/" in name else f"./{name}"
+        if not os.path.isfile(path):
+            raise Refused(f"`{name}` is not there; {_fix(job)}")
+        return path
+    search = job["env"].get("PATH", _DEFAULT_PATH)
+    for directory in search.split(":"):
+        path = f"{directory}/{name}"
+        if directory.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    raise Refused(f"`{name}` is not on the sandbox's PATH `{search}`; {_fix(job)}")
+
+
+def _reap(program: int, link: socket.socket, wake: int) -> None:
+    poll = select.poll()
+    poll.register(link, select.POLLIN)
+    poll.register(wake, select.POLLIN)
+    while True:
+        while (ended := _next_dead()) is not None:
+            if ended[0] == program:
+                with contextlib.suppress(ProcessLookupError):
+                    # What it left behind ends now; one call reaches them all, and none can fork past it.
+                    os.kill(-1, signal.SIGKILL)
+                _say(link, {"exit": ended[1]})
+                _wait_for_end(link)
+                os._exit(0)
+        for descriptor, _ in poll.poll():
+            if descriptor == wake:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake, _PACKET_BYTES)
+            elif not link.recv(_PACKET_BYTES):
+                os._exit(1)
+
+
+def _wait_for_end(link: socket.socket) -> None:
+    """The kernel looks at the control group of this container first, and then closes the link."""
+    link.settimeout(_LINGER_S)
+    with contextlib.suppress(OSError):
+        link.recv(1)
+
+
+def _next_dead() -> tuple[int, int] | None:
+    try:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (pid, status) if pid else None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,160 @@
+"""Makes one container and starts its program, or leaves nothing of it behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ringfence.sandbox.docker.containers import START_DIR, Box, Shown, container
+from ringfence.sandbox.docker.engine import Engine, EngineError
+from ringfence.sandbox.docker.link import Listener, greet
+from ringfence.sandbox.docker.places import Places
+from ringfence.sandbox.docker.program import SHORT_ID, DockerProgram, remove_container
+from ringfence.sandbox.docker.refusals import refusal
+from ringfence.sandbox.types import SandboxError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_CONNECT_S = 2.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """A container that is yet to be made.
+
+    Attributes:
+        job: what its first process is told.
+        box: what the engine is asked for.
+        timeout_s: how long it may run.
+        stdin: bytes for standard input.
+        stdout: descriptor for standard output; stays the caller's.
+        stderr: the same for standard error.
+        keep_stderr: whether a copy of it is kept to say on why the program was ended from outside.
+        views: where the first process opened directories for the kernel: descriptors, the caller's to close.
+    """
+
+    job: dict[str, Any]
+    box: Box
+    timeout_s: float
+    stdin: bytes
+    stdout: int = -1
+    stderr: int = -1
+    keep_stderr: bool = False
+    views: Sequence[int] = field(default_factory=list[int])
+
+
+@dataclass(slots=True, kw_only=True)
+class Launcher:
+    """Launches for one backend.
+
+    Attributes:
+        left: gets the id of a container that can't be removed now.
+    """
+
+    engine: Engine
+    places: Places
+    left: Callable[[str], None]
+
+    async def launch(self, plan: Plan) -> DockerProgram:
+        """Make the container, start the program in it, and wait until it runs.
+
+        Raises:
+            SandboxError: it was refused; nothing runs.
+            SandboxLostError: the engine or the container went away on the way; nothing runs.
+        """
+        name = uuid.uuid4().hex
+        directory = await asyncio.to_thread(self.places.link, name)
+        shown = [*plan.box.shown, Shown(source=directory, target=START_DIR)]
+        box = dataclasses.replace(plan.box, shown=shown)
+        listener = Listener(directory)
+        made = ""
+        try:
+            made = await self.refusable(self.engine.call(lambda api: _create(api, box), slow=True), box)
+            link = await self.refusable(self._begin(made, listener), box)
+            try:
+                started = await asyncio.to_thread(
+                    greet, link, box.uid, plan.job, plan.stdin, plan.stdout, plan.stderr
+                )
+            except BaseException:
+                link.close()
+                raise
+            plan.views = started.views
+            return DockerProgram(
+                self.engine,
+                made,
+                link,
+                started=started,
+                timeout_s=plan.timeout_s,
+                stderr=os.dup(plan.stderr) if plan.keep_stderr else -1,
+                left=self.left,
+            )
+        except BaseException:
+            if made:
+                await asyncio.shield(asyncio.create_task(self._discard(made)))
+            raise
+        finally:
+            listener.close()
+            await asyncio.to_thread(self.places.forget_link, name)
+
+    async def refusable(self, work: Coroutine[Any, Any, T], box: Box) -> T:
+        """Await what the engine does, and say in the user's words why it does not."""
+        try:
+            return await work
+        except EngineError as error:
+            raise refusal(error, box.image, box.runtime) from error
+
+    async def _begin(self, made: str, listener: Listener) -> socket.socket:
+        """Start the container and take its connection."""
+        accepting = asyncio.create_task(listener.accept())
+        starting = asyncio.create_task(self.engine.call(lambda api: api.start(made), slow=True))
+        try:
+            await starting
+            while not (await asyncio.wait([accepting], timeout=_CONNECT_S))[0]:
+                await self._require_running(made)
+            return accepting.result()
+        except BaseException:
+            # An abandoned start would make the container run after it was removed.
+            await asyncio.wait([starting])
+            accepting.cancel()
+            with contextlib.suppress(asyncio.CancelledError, OSError):
+                (await accepting).close()
+            raise
+
+    async def _require_running(self, made: str) -> None:
+        facts: dict[str, Any] = await self.engine.call(lambda api: api.inspect_container(made))
+        if not facts["State"]["Running"]:
+            raise SandboxError(
+                f"the container's first process ended with status {facts['State']['ExitCode']} before the program ran; "
+                "the image needs Python 3.9 or newer as `python3`: ringfence image build"
+            )
+
+    async def _discard(self, made: str) -> None:
+        """Remove a container that came to nothing."""
+        try:
+            if await remove_container(self.engine, made):
+                return
+        except SandboxError as error:
+            log.warning("container %s can't be removed: %s", made[:SHORT_ID], error)
+        self.left(made)
+
+
+def _create(api: Any, box: Box) -> str:
+    made: dict[str, Any] = api.create_container_from_config(container(box), f"ringfence-{uuid.uuid4().hex}")
+    for warning in made.get("Warnings") or ():
+        # What an engine can't do it leaves out, with a word; less than what was asked for is a refusal here.
+        if "swap" not in warning:
+            api.remove_container(made["Id"], force=True)
+            raise SandboxError(
+                f"the docker engine would raise weaker walls: {warning.strip()}; see `ringfence doctor`"
+            )
+    return str(made["Id"])

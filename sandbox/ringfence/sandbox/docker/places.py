@@ -1,0 +1,124 @@
+"""What the docker backend keeps in a kernel's data directory: who owns containers, and the small files it shows inside."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from ringfence.sandbox.docker import inside
+
+LABEL_DATA = "io.ringfence.data"
+LABEL_KERNEL = "io.ringfence.kernel"
+LABEL_BOOT = "io.ringfence.boot"
+LABEL_AGENT = "io.ringfence.agent"
+LABEL_KIND = "io.ringfence.kind"
+
+START_NAME, LINK_NAME = "start.py", "link"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Places:
+    """The backend's part of one data directory.
+
+    Args:
+        data_dir: the kernel's data directory.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self._top = data_dir / "sandboxes" / "docker"
+        self._owner = self._top / "owner"
+        self.kernel = uuid.uuid4().hex
+
+    def used(self) -> bool:
+        """Whether a kernel of this data directory ever made a container."""
+        return self._owner.exists()
+
+    def prepare(self) -> None:
+        """Make what every sandbox needs.
+
+        Raises:
+            OSError: the data directory can't be written.
+        """
+        for directory in (self._top.parent, self._top):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for directory in ("etc", "mask", "links"):
+            (self._top / directory).mkdir(mode=0o755, exist_ok=True)
+        if not self._owner.exists():
+            fresh = self._owner.with_suffix(f".{self.kernel}")
+            with fresh.open("w", encoding="ascii") as file:
+                file.write(uuid.uuid4().hex)
+                file.flush()
+                # INVARIANT: the identity is on disk before the first container carries it.
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(fresh, self._owner)
+            fresh.unlink()
+        file_mask, directory_mask = self.masks()
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(file_mask, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0))
+        with contextlib.suppress(FileExistsError):
+            directory_mask.mkdir(mode=0)
+
+    def labels(self, agent: str, kind: str) -> dict[str, str]:
+        """What everything that is made for an agent carries, so that a later kernel finds it."""
+        boot = _BOOT_ID.read_text(encoding="ascii").strip()
+        return {
+            LABEL_DATA: self.data(),
+            LABEL_KERNEL: self.kernel,
+            LABEL_BOOT: boot,
+            LABEL_AGENT: agent,
+            LABEL_KIND: kind,
+        }
+
+    def data(self) -> str:
+        """Who this data directory is to the engine. A copy of it is another one, and so is one of another user."""
+        identity = f"{self._owner.read_text(encoding='ascii')}\n{self._top.resolve()}\n{os.geteuid()}"
+        return hashlib.sha256(identity.encode()).hexdigest()[:32]
+
+    def masks(self) -> tuple[Path, Path]:
+        """A file and a directory that nobody but root may read, to lay over what is hidden."""
+        return self._top / "mask" / "file", self._top / "mask" / "directory"
+
+    def etc(self, uid: int) -> list[tuple[Path, str]]:
+        """Files of `/etc` as a user finds them: itself, and no name server of this host."""
+        texts = {
+            "passwd": f"agent:x:{uid}:{uid}::/tmp:/bin/sh\n",
+            "group": f"agent:x:{uid}:\n",
+            "hosts": "127.0.0.1 localhost sandbox\n",
+            "hostname": "sandbox\n",
+            "resolv.conf": "",
+        }
+        found: list[tuple[Path, str]] = []
+        for name, text in texts.items():
+            path = self._top / "etc" / (f"{name}-{uid}" if str(uid) in text else name)
+            if not path.exists():
+                fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+                fresh.write_text(text)
+                fresh.chmod(0o444)
+                fresh.replace(path)
+            found.append((path, f"/etc/{name}"))
+        return found
+
+    def link(self, name: str) -> Path:
+        """A fresh directory for the link with one container's first process, and the program of that process."""
+        directory = self._top / "links" / f"{self.kernel}-{name}"
+        directory.mkdir(mode=0o755)
+        directory.chmod(0o755)
+        program = directory / START_NAME
+        program.write_bytes(Path(inside.__file__).read_bytes())
+        program.chmod(0o444)
+        return directory
+
+    def forget_link(self, name: str) -> None:
+        """Remove it again."""
+        shutil.rmtree(self._top / "links" / f"{self.kernel}-{name}", ignore_errors=True)
+
+    def forget_links(self) -> None:
+        """Remove those of kernels that are no more."""
+        for path in (self._top / "links").glob("*"):
+            if not path.name.startswith(f"{self.kernel}-"):
+                shutil.rmtree(path, ignore_errors=True)

@@ -173,12 +173,13 @@ KINDS = {
         walls=frozenset(
             {
                 "docker engine",
-                "docker seccomp",
-                "docker cgroup memory",
-                "docker cgroup pids",
                 "docker image",
-                "docker container",
-                "docker overlay",
+                "memory",
+                "namespaces",
+                "no_new_privs",
+                "overlay",
+                "pids",
+                "seccomp",
             }
         ),
         left=_docker_left,

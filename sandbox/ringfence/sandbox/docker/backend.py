@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ringfence.sandbox.docker import layers, readiness
-from ringfence.sandbox.docker.containers import Box, Shown, overlay
-from ringfence.sandbox.docker.engine import PATIENCE_S, Engine, EngineError, usual_host
+from ringfence.sandbox.docker.containers import Box, Shown, Volume
+from ringfence.sandbox.docker.engine import PATIENCE_S, Engine, usual_host
 from ringfence.sandbox.docker.launch import Launcher, Plan
 from ringfence.sandbox.docker.places import LABEL_AGENT, LABEL_DATA, LABEL_KERNEL, Places
-from ringfence.sandbox.docker.program import SHORT_ID, DockerProgram, remove_container
+from ringfence.sandbox.docker.program import SHORT_ID, DockerProgram, remove, remove_container
 from ringfence.sandbox.docker.watch import Watch
 from ringfence.sandbox.native.job import STDERR_NAME, STDOUT_NAME
 from ringfence.sandbox.specs import (
@@ -26,6 +26,7 @@ from ringfence.sandbox.specs import (
     checked_environment,
     checked_inside,
     checked_limits,
+    checked_mount,
     checked_readonly,
     checked_uid,
     checked_words,
@@ -80,9 +81,11 @@ class DockerSandbox:
         self._places = Places(data_dir)
         self._engine = Engine(settings.host or usual_host(), settings.patience_s)
         self._launcher = Launcher(
-            engine=self._engine, places=self._places, left=lambda made: self._spawn(self._tidy(made))
+            engine=self._engine,
+            places=self._places,
+            left=lambda made, volumes: self._spawn(self._tidy(made, volumes)),
         )
-        self._ready = False
+        self._held: readiness.Held | None = None
         self._swept = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -132,13 +135,11 @@ class DockerSandbox:
         watch = Watch(scratch, plan.box.limits.disk_bytes)
         plan.stdout, plan.stderr = watch.writers
         plan.job |= {"cwd": cwd, "views": [] if self.settings.runtime != "runc" else ["/proc", "/workspace"]}
-        volume = f"ringfence-{uuid.uuid4().hex}"
-        plan.box = dataclasses.replace(plan.box, volume=volume, shown=[*plan.box.shown, *made.covers])
+        workspace = Volume(name=_fresh(), target="/workspace", options=made.options)
+        plan.box = dataclasses.replace(
+            plan.box, volumes=[workspace, *plan.box.volumes], shown=[*plan.box.shown, *made.covers]
+        )
         try:
-            wanted = overlay(volume, made.options, plan.box.labels)
-            await self._launcher.refusable(
-                self._engine.call(lambda api: api.create_volume(**wanted)), plan.box
-            )
             program = await self._launcher.launch(plan)
             watch.handed_over()
             loop = asyncio.get_running_loop()
@@ -153,7 +154,7 @@ class DockerSandbox:
                 await asyncio.shield(asyncio.create_task(program.kill()))
                 raise
         finally:
-            await asyncio.shield(asyncio.create_task(self._after_command(volume, watch, scratch)))
+            await asyncio.shield(asyncio.create_task(_after_command(watch, scratch)))
         stdout_bytes, stderr_bytes = watch.totals
         return CommandResult(
             exit=ended,
@@ -193,7 +194,7 @@ class DockerSandbox:
         for volume in volumes:
             own: dict[str, str] = volume.get("Labels") or {}
             if own.get(LABEL_KERNEL) != self._places.kernel:
-                await self._remove_volume(volume["Name"])
+                await remove(self._engine, "", [volume["Name"]])
         await asyncio.to_thread(self._places.forget_links)
         self._swept = True
         return sorted(agents)
@@ -225,7 +226,8 @@ class DockerSandbox:
                 for at, source in spec.binds.items()
             ),
         ]
-        await self._prepare()
+        held = await self._prepare()
+        readiness.demand(spec.require, held)
         own = await asyncio.to_thread(self._places.etc, uid)
         job: dict[str, Any] = {
             "argv": argv,
@@ -245,44 +247,47 @@ class DockerSandbox:
             limits=limits,
             labels=self._places.labels(spec.agent, kind),
             shown=[*places, *shown, *(Shown(source=path, target=target) for path, target in own)],
+            volumes=[
+                Volume(
+                    name=_fresh(),
+                    target=checked_mount(at),
+                    options=layers.beneath(source.resolve(), str(at), self._places.nothing()),
+                    readonly=True,
+                )
+                for at, source in spec.mounts.items()
+            ],
         )
         return Plan(job=job, box=box, timeout_s=limits.timeout_s, stdin=spec.stdin)
 
-    async def _prepare(self) -> None:
+    async def _prepare(self) -> readiness.Held:
         """Before the first container: the engine can raise the walls, and nothing of an earlier kernel runs."""
         await asyncio.to_thread(self._places.prepare)
-        if not self._ready:
-            settings = self.settings
-            await self._engine.call(lambda api: readiness.require(api, settings.image, settings.runtime))
-            self._ready = True
+        held, settings = self._held, self.settings
+        if held is None:
+            held = await asyncio.to_thread(readiness.require, self._engine, settings.image, settings.runtime)
+            self._held = held
         if not self._swept:
             await self.sweep()
+        return held
 
-    async def _after_command(self, volume: str, watch: Watch, scratch: Path) -> None:
-        try:
-            await self._remove_volume(volume)
-        except SandboxError as error:
-            log.warning("volume %s can't be removed: %s", volume, error)
-            self._spawn(self._tidy("", volume))
-        await asyncio.to_thread(watch.finish)
-        await asyncio.to_thread(layers.tidy, scratch)
-
-    async def _remove_volume(self, volume: str) -> None:
-        with contextlib.suppress(EngineError):
-            await self._engine.call(lambda api: api.remove_volume(volume, force=True), slow=True)
-
-    async def _tidy(self, made: str, volume: str = "") -> None:
+    async def _tidy(self, made: str, volumes: Sequence[str]) -> None:
         """Remove what an engine that was away could not, as soon as it is back."""
         while True:
             await asyncio.sleep(_TIDY_S)
             with contextlib.suppress(SandboxError):
-                if made and not await remove_container(self._engine, made):
-                    continue
-                if volume:
-                    await self._remove_volume(volume)
-                return
+                if await remove(self._engine, made, volumes):
+                    return
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _after_command(watch: Watch, scratch: Path) -> None:
+    await asyncio.to_thread(watch.finish)
+    await asyncio.to_thread(layers.tidy, scratch)
+
+
+def _fresh() -> str:
+    return f"ringfence-{uuid.uuid4().hex}"

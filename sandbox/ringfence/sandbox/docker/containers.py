@@ -61,6 +61,22 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Volume:
+    """An overlay that the engine mounts for one container.
+
+    Attributes:
+        name: unique on the engine.
+        target: the place inside.
+        options: of the mount.
+    """
+
+    name: str
+    target: str
+    options: str
+    readonly: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
     """One container.
 
@@ -68,7 +84,7 @@ class Box:
         image: `sha256:…` or `NAME@sha256:…`.
         runtime: the engine's name of it.
         shown: what of this host is seen inside.
-        volume: name of the volume that is the workspace; empty: there is none.
+        volumes: overlays for it.
     """
 
     image: str
@@ -77,7 +93,7 @@ class Box:
     limits: Limits
     labels: Mapping[str, str]
     shown: Sequence[Shown]
-    volume: str = ""
+    volumes: Sequence[Volume] = ()
 
 
 def container(box: Box) -> dict[str, Any]:
@@ -126,12 +142,13 @@ def container(box: Box) -> dict[str, Any]:
     }
 
 
-def overlay(name: str, options: str, labels: Mapping[str, str]) -> dict[str, Any]:
+def overlay(volume: Volume, labels: Mapping[str, str]) -> dict[str, Any]:
     """The engine's request for a volume that it mounts as an overlay."""
+    options = f"nosuid,nodev,{'ro,' if volume.readonly else ''}{volume.options}"
     return {
-        "name": name,
+        "name": volume.name,
         "driver": "local",
-        "driver_opts": {"type": "overlay", "device": "overlay", "o": f"nosuid,nodev,{options}"},
+        "driver_opts": {"type": "overlay", "device": "overlay", "o": options},
         "labels": dict(labels),
     }
 
@@ -142,16 +159,17 @@ def _tmpfs(limits: Limits) -> str:
 
 
 def _mounts(box: Box) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    if box.volume:
-        # An image's own files at that place would be copied into the workspace.
-        volume = {
+    found: list[dict[str, Any]] = [
+        {
             "Type": "volume",
-            "Source": box.volume,
-            "Target": "/workspace",
+            "Source": volume.name,
+            "Target": volume.target,
+            "ReadOnly": volume.readonly,
+            # An image's own files at that place would be copied into it.
             "VolumeOptions": {"NoCopy": True},
         }
-        found.append(volume)
+        for volume in box.volumes
+    ]
     found.extend(
         {
             "Type": "bind",

@@ -9,15 +9,15 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ringfence.sandbox.docker.containers import START_DIR, Box, Shown, container
+from ringfence.sandbox.docker.containers import START_DIR, Box, Shown, container, overlay
 from ringfence.sandbox.docker.engine import Engine, EngineError
 from ringfence.sandbox.docker.link import Listener, greet
 from ringfence.sandbox.docker.places import Places
-from ringfence.sandbox.docker.program import SHORT_ID, DockerProgram, remove_container
+from ringfence.sandbox.docker.program import SHORT_ID, DockerProgram, remove
 from ringfence.sandbox.docker.refusals import refusal
 from ringfence.sandbox.types import SandboxError
 
@@ -40,6 +40,7 @@ class Plan:
         stdout: descriptor for standard output; stays the caller's.
         stderr: the same for standard error.
         keep_stderr: whether a copy of it is kept to say on why the program was ended from outside.
+        forms: of the walls around it.
         views: where the first process opened directories for the kernel: descriptors, the caller's to close.
     """
 
@@ -50,6 +51,7 @@ class Plan:
     stdout: int = -1
     stderr: int = -1
     keep_stderr: bool = False
+    forms: Mapping[str, str] = field(default_factory=dict[str, str])
     views: Sequence[int] = field(default_factory=list[int])
 
 
@@ -58,12 +60,12 @@ class Launcher:
     """Launches for one backend.
 
     Attributes:
-        left: gets the id of a container that can't be removed now.
+        left: gets the id of a container that can't be removed now, and its volumes.
     """
 
     engine: Engine
     places: Places
-    left: Callable[[str], None]
+    left: Callable[[str, Sequence[str]], None]
 
     async def launch(self, plan: Plan) -> DockerProgram:
         """Make the container, start the program in it, and wait until it runs.
@@ -78,7 +80,14 @@ class Launcher:
         box = dataclasses.replace(plan.box, shown=shown)
         listener = Listener(directory)
         made = ""
+        volumes: list[str] = []
         try:
+            for volume in box.volumes:
+                volumes.append(volume.name)
+                wanted = overlay(volume, box.labels)
+                await self.refusable(
+                    self.engine.call(lambda api, wanted=wanted: api.create_volume(**wanted)), box
+                )
             made = await self.refusable(self.engine.call(lambda api: _create(api, box), slow=True), box)
             link = await self.refusable(self._begin(made, listener), box)
             try:
@@ -96,11 +105,12 @@ class Launcher:
                 started=started,
                 timeout_s=plan.timeout_s,
                 stderr=os.dup(plan.stderr) if plan.keep_stderr else -1,
+                volumes=volumes,
+                forms=plan.forms,
                 left=self.left,
             )
         except BaseException:
-            if made:
-                await asyncio.shield(asyncio.create_task(self._discard(made)))
+            await asyncio.shield(asyncio.create_task(self._discard(made, volumes)))
             raise
         finally:
             listener.close()
@@ -138,14 +148,14 @@ class Launcher:
                 "the image needs Python 3.9 or newer as `python3`: ringfence image build"
             )
 
-    async def _discard(self, made: str) -> None:
-        """Remove a container that came to nothing."""
+    async def _discard(self, made: str, volumes: Sequence[str]) -> None:
+        """Remove what came to nothing."""
         try:
-            if await remove_container(self.engine, made):
+            if await remove(self.engine, made, volumes):
                 return
         except SandboxError as error:
             log.warning("container %s can't be removed: %s", made[:SHORT_ID], error)
-        self.left(made)
+        self.left(made, volumes)
 
 
 def _create(api: Any, box: Box) -> str:

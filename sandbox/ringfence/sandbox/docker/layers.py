@@ -51,10 +51,7 @@ def prepare(
         SandboxError: the overlay can't be had.
     """
     for path in (lower, scratch):
-        if any(character in str(path) for character in _UNSPEAKABLE):
-            raise SandboxError(
-                f"an overlay can't be made of `{path}`, because of a colon, comma or backslash in its path; use another --data"
-            )
+        _require_speakable(path, "use another --data")
     facts = lower.stat()
     upper = scratch / UPPER_NAME
     try:
@@ -82,6 +79,31 @@ def prepare(
     # leaves behind belongs to the engine's user, and only root can remove it.
     options += ",redirect_dir=off,metacopy=off,volatile" if trusted else ",userxattr"
     return Layers(options=options, covers=covers, upper=upper)
+
+
+def beneath(source: Path, target: str, nothing: Path) -> str:
+    """Options of an overlay that shows a directory of this host, read-only.
+
+    In one, a socket or a pipe is only a name; a bind, read-only or not, would let the program connect to what listens there on the
+    host. Nor do mounts below the directory come along.
+
+    Raises:
+        SandboxError: the overlay can't be had.
+    """
+    if not source.is_dir():
+        raise SandboxError(
+            f"the sandbox's wall `mount {target}` can't be raised: `{source}` is not a directory; mount another one"
+        )
+    for path in (source, nothing):
+        _require_speakable(path, "mount another directory")
+    return f"lowerdir={nothing}:{source},index=off"
+
+
+def _require_speakable(path: Path, fix: str) -> None:
+    if any(character in str(path) for character in _UNSPEAKABLE):
+        raise SandboxError(
+            f"an overlay can't be made of `{path}`, because of a colon, comma or backslash in its path; {fix}"
+        )
 
 
 def tidy(scratch: Path) -> bool:

@@ -45,7 +45,7 @@ class Places:
         """
         for directory in (self._top.parent, self._top):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for directory in ("etc", "mask", "links"):
+        for directory in ("etc", "mask", "links", "nothing"):
             (self._top / directory).mkdir(mode=0o755, exist_ok=True)
         if not self._owner.exists():
             fresh = self._owner.with_suffix(f".{self.kernel}")
@@ -82,6 +82,10 @@ class Places:
     def masks(self) -> tuple[Path, Path]:
         """A file and a directory that nobody but root may read, to lay over what is hidden."""
         return self._top / "mask" / "file", self._top / "mask" / "directory"
+
+    def nothing(self) -> Path:
+        """A directory with nothing in it."""
+        return self._top / "nothing"
 
     def etc(self, uid: int) -> list[tuple[Path, str]]:
         """Files of `/etc` as a user finds them: itself, and no name server of this host."""

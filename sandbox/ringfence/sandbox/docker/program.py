@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ringfence.sandbox.docker.engine import Engine, EngineError, EngineGoneError
@@ -37,9 +37,11 @@ class DockerProgram:
         link: with its first process.
         started: what that process said of the start.
         timeout_s: how long it may run; the clock stands still while it is frozen.
-        stderr: a descriptor of the program's standard error to say on why it was ended from outside; becomes this object's. -1:
-            nowhere.
-        left: gets the container's id when it could not be removed.
+        stderr: a descriptor of the program's standard error to say on why it was ended from outside; becomes this object's.
+            -1: nowhere.
+        forms: of its walls.
+        volumes: names of its volumes, which go with it.
+        left: gets the container's id and its volumes when they could not be removed.
     """
 
     def __init__(
@@ -51,13 +53,17 @@ class DockerProgram:
         started: Started,
         timeout_s: float,
         stderr: int,
-        left: Callable[[str], None],
+        volumes: Sequence[str],
+        forms: Mapping[str, str],
+        left: Callable[[str, Sequence[str]], None],
     ) -> None:
         self.container = container
         self._engine = engine
         self._link = link
         self._pid = started.pid
         self._stderr = stderr
+        self._volumes = volumes
+        self._forms = forms
         self._left = left
         self._oom = OomCount(started.pid)
         self._oom_kills = 0
@@ -82,6 +88,11 @@ class DockerProgram:
         """The container's short id, and the pid of its first process where that is one of this host."""
         found: dict[str, str | int] = {"container": self.container[:SHORT_ID]}
         return {**found, "pid": self._pid} if self._pid > 0 else found
+
+    @property
+    def forms(self) -> Mapping[str, str]:
+        """In which form each wall that has several stands around it."""
+        return self._forms
 
     async def wait(self) -> Exit:
         """Wait for the end of the whole tree."""
@@ -234,7 +245,7 @@ class DockerProgram:
         """Remove the container with all its processes; only an engine that is away can keep it."""
         while True:
             try:
-                if await remove_container(self._engine, self.container):
+                if await remove(self._engine, self.container, self._volumes):
                     return
             except EngineGoneError as error:
                 log.warning("container %s: %s", self.container[:SHORT_ID], error)
@@ -244,7 +255,7 @@ class DockerProgram:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._closed), self._engine.patience_s / 10)
             if self._closed.done():
-                self._left(self.container)
+                self._left(self.container, self._volumes)
                 return
 
     def _verdict(self, oom: bool) -> Exit:
@@ -267,6 +278,28 @@ class DockerProgram:
         if any(event & select.POLLOUT for _, event in poll.poll(0)):
             with contextlib.suppress(OSError):
                 os.write(self._stderr, f"ringfence: {why}\n".encode())
+
+
+async def remove(engine: Engine, container: str, volumes: Sequence[str]) -> bool:
+    """Remove a container and its volumes; `container` may be empty.
+
+    Returns:
+        Whether all of it is gone; false: the engine is still at it.
+
+    Raises:
+        SandboxError: the engine refuses or can't be reached.
+    """
+    if container and not await remove_container(engine, container):
+        return False
+    for volume in volumes:
+        try:
+            await engine.call(lambda api, name=volume: api.remove_volume(name, force=True), slow=True)
+        except EngineError as error:
+            if error.conflict:
+                return False
+            if not error.not_found:
+                raise
+    return True
 
 
 async def remove_container(engine: Engine, container: str) -> bool:

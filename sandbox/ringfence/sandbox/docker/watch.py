@@ -37,21 +37,20 @@ class Watch:
     Args:
         scratch: where its output files go.
         limit_bytes: bound of what it changes and writes.
+
+    Attributes:
+        writers: descriptors for the command's standard output and standard error, until they are handed over.
     """
 
     def __init__(self, scratch: Path, limit_bytes: int) -> None:
         self._limit = limit_bytes
         share = limit_bytes // _OUTPUT_SHARE
         self._sinks = [Sink(str(scratch / name), share) for name in (STDOUT_NAME, STDERR_NAME)]
+        self.writers: tuple[int, ...] = tuple(sink.take_writer() for sink in self._sinks)
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._meter: _UpperMeter | None = None
         self._views: Sequence[int] = ()
         self._thread: threading.Thread | None = None
-
-    @property
-    def writers(self) -> tuple[int, int]:
-        """Descriptors for the command's standard output and standard error."""
-        return self._sinks[0].writer, self._sinks[1].writer
 
     @property
     def totals(self) -> list[int]:
@@ -60,9 +59,9 @@ class Watch:
 
     def handed_over(self) -> None:
         """The command holds the writing ends; here they are closed."""
-        for sink in self._sinks:
-            os.close(sink.writer)
-            sink.writer = -1
+        writers, self.writers = self.writers, ()
+        for writer in writers:
+            os.close(writer)
 
     def start(self, upper: Path, views: Sequence[int], exceeded: Callable[[], None]) -> None:
         """Begin to read and to measure.
@@ -86,9 +85,8 @@ class Watch:
         if self._thread is not None:
             os.write(self._wake_write, b"x")
             self._thread.join()
+        self.handed_over()
         for sink in self._sinks:
-            if sink.writer >= 0:
-                os.close(sink.writer)
             sink.finish()
         for descriptor in (self._wake_read, self._wake_write, *self._views):
             os.close(descriptor)

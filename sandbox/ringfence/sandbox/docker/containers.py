@@ -164,7 +164,8 @@ def _mounts(box: Box) -> list[dict[str, Any]]:
             "Type": "volume",
             "Source": volume.name,
             "Target": volume.target,
-            "ReadOnly": volume.readonly,
+            # A read-only one is mounted so by itself, without an upper layer. If the runtime made it so once more, it would forget
+            # the other restrictions.
             # An image's own files at that place would be copied into it.
             "VolumeOptions": {"NoCopy": True},
         }

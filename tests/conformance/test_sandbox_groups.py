@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ringfence.sandbox.native import cgroups
 from ringfence.sandbox.native.cgroups import Groups
 
 VERSION_2 = next(
@@ -45,6 +47,62 @@ def test_the_freezer_of_version_2(tmp_path: Path) -> None:
         child.communicate()
         groups.remove()
     assert not place.exists()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_everything_in_a_group_of_version_2_is_killed_at_once(frozen: bool) -> None:
+    place = Path(VERSION_2) / f"ringfence-test-{os.getpid()}"
+    try:
+        place.mkdir()
+    except OSError:
+        pytest.skip("this user may not make control groups of version 2 here")
+    code = "import os, signal, time\nfor number in (1, 2, 3, 15): signal.signal(number, signal.SIG_IGN)\n"
+    code += "for _ in range(3):\n  if os.fork() == 0: os.setsid(); os.write(1, b'x'); time.sleep(1000)\n"
+    code += "os.write(1, b'x'); time.sleep(1000)"
+    groups = Groups({"freezer": (str(place), 2)})
+    child = subprocess.Popen(
+        ["/bin/sh", "-c", 'read x; exec "$0" -c "$1"', sys.executable, code], stdin=-1, stdout=-1
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        groups.attach(child.pid)
+        child.stdin.write(b"go\n")
+        child.stdin.flush()
+        assert child.stdout.read(4) == b"xxxx"
+        if frozen:
+            groups.freeze(True)
+        groups.kill()
+        assert child.wait() == -signal.SIGKILL
+        assert child.stdout.read() == b""  # nobody holds the other end any more
+    finally:
+        child.kill()
+        child.communicate()
+        groups.remove()
+    assert not place.exists()
+
+
+def test_groups_that_no_record_names_are_swept(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    left = Groups.create(cgroups.label(str(tmp_path), "left"))
+    lives = Groups.create(cgroups.label(str(tmp_path), "lives"))
+    foreign = Groups.create(cgroups.label(str(other), "left"))
+    if not left.where:
+        pytest.skip("this user may not make control groups here")
+    child = subprocess.Popen(["sleep", "1000"])
+    try:
+        left.attach(child.pid)
+        cgroups.sweep(str(tmp_path), frozenset({"lives"}))
+        assert child.wait() == -signal.SIGKILL
+        assert [one for one in left.directories() if Path(one).exists()] == []
+        for kept in (lives, foreign):
+            assert [one for one in kept.directories() if not Path(one).exists()] == []
+    finally:
+        child.kill()
+        child.wait()
+        for groups in (left, lives, foreign):
+            groups.remove()
+        cgroups.remove_shared()
 
 
 def test_groups_have_limits_or_are_not_there() -> None:

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from ringfence.sandbox.native import identity, launcher
-from ringfence.sandbox.native.cgroups import remove_shared
+from ringfence.sandbox.native import cgroups, identity, launcher
 from ringfence.sandbox.native.client import WardenClient
 from ringfence.sandbox.native.job import STDERR_NAME, STDOUT_NAME, UPPER_NAME, Job, Order
 from ringfence.sandbox.native.program import NativeProgram, end_recorded
@@ -139,7 +138,7 @@ class NativeSandbox:
         warden, self._warden = self._warden, None
         if warden is not None:
             await warden.close()
-        await asyncio.to_thread(remove_shared)
+        await asyncio.to_thread(cgroups.remove_shared)
 
     def _sweep(self) -> list[str]:
         agents: set[str] = set()
@@ -161,6 +160,12 @@ class NativeSandbox:
         for path in self._records.glob("*.json.tmp"):
             if path.name.removesuffix(".json.tmp") not in self._own:
                 path.unlink(missing_ok=True)
+        try:
+            cgroups.sweep(str(self._records), self._own)
+        except OSError as error:
+            raise SandboxError(
+                f"control groups of an earlier kernel can't be emptied: {error}; run the kernel as the user that started it"
+            ) from error
         return sorted(agents)
 
     async def _launch(self, job: Job, stdin: bytes, outputs: tuple[int, ...]) -> NativeProgram:

@@ -1,44 +1,57 @@
 """Control groups, version 1 and 2, each controller on its own: whatever this host permits is used.
 
-Groups are made below the kernel's own, so that limits around the kernel hold for its agents too; where version 2
-forbids that (a group with processes can't hand out controllers), below the top.
+Groups are made below the kernel's own, so that limits around the kernel hold for its agents too, or as near to it as this
+host permits (`unified` for version 2). Their names begin with a mark of the data directory, so that a later kernel finds
+those that no record names.
 """
 
-# The launcher works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
-# ruff: noqa: PTH102, PTH103, PTH106, PTH123
+# The warden works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
+# ruff: noqa: PTH102, PTH103, PTH106, PTH110, PTH208
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import os
+import signal
 import time
+from collections.abc import Set as AbstractSet
+
+from ringfence.sandbox.native import unified
+from ringfence.sandbox.native.identity import parent as parent_of
+from ringfence.sandbox.native.unified import SHARED, Files
 
 CONTROLLERS = ("memory", "pids", "cpu", "freezer")
-_PARENT = "ringfence"
 _SWITCHES = {
-    "memory": ("memory.limit_in_bytes", "memory.max"),
-    "pids": ("pids.max", "pids.max"),
-    "cpu": ("cpu.cfs_quota_us", "cpu.max"),
-    "freezer": ("freezer.state", "cgroup.freeze"),
+    "memory": "memory.limit_in_bytes",
+    "pids": "pids.max",
+    "cpu": "cpu.cfs_quota_us",
+    "freezer": "freezer.state",
 }
 _CPU_PERIOD_US = 100_000
 _FREEZE_TRIES = 2000
 _REMOVE_TRIES = 500
 _MAKE_TRIES = 5
 _PAUSE_S = 0.001
+_MARK_CHARS = 12
+_ANCESTORS_MOST = 64
+_FILES = Files()
+_read, _write = _FILES.read, _FILES.write
 
 
-def _read(path: str) -> str:
-    with open(path, encoding="utf-8") as file:
-        return file.read()
+def label(records: str, name: str) -> str:
+    """What the groups of a sandbox are called.
+
+    Args:
+        records: directory of the kernel's records.
+        name: of the sandbox.
+    """
+    return f"{_mark(records)}-{name}"
 
 
-def _write(path: str, value: object) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(descriptor, str(value).encode())
-    finally:
-        os.close(descriptor)
+def _mark(records: str) -> str:
+    return hashlib.sha256(os.fsencode(os.path.realpath(records))).hexdigest()[:_MARK_CHARS]
 
 
 def _mounts() -> tuple[dict[str, str], str]:
@@ -89,19 +102,13 @@ class Groups:
         where: dict[str, tuple[str, int]] = {}
         for controller, point in first.items():
             for parent in (f"{point}{own.get(controller, '/')}".rstrip("/"), point):
-                if controller not in where and (directory := _make(controller, parent, name, 1)):
+                if controller not in where and (directory := _make(controller, parent, name)):
                     where[controller] = (directory, 1)
         missing = [controller for controller in CONTROLLERS if controller not in where]
-        for parent in (f"{second}{own.get('', '/')}".rstrip("/"), second) if second else ():
-            # A process is in one version 2 group only, so one parent has to serve for all that is missing.
-            made = {controller: _make(controller, parent, name, 2) for controller in missing}
-            found = {controller: (directory, 2) for controller, directory in made.items() if directory}
-            if "memory" in found or "memory" not in missing or parent == second:
-                where.update(found)
-                if not found:
-                    _discard(parent, name)
-                break
-            _discard(parent, name)
+        if second and missing:
+            # A process is in one version 2 group only, so one has to serve for all that is missing.
+            directory, has = unified.make(_FILES, second, own.get("", "/"), name, missing, _is_ours)
+            where |= dict.fromkeys(has, (directory, 2))
         return cls(where)
 
     def limit(self, memory_bytes: int, pids: int, cpu: float) -> None:
@@ -178,6 +185,23 @@ class Groups:
             time.sleep(_PAUSE_S)
         raise TimeoutError(f"the control group `{directory}` does not {'freeze' if frozen else 'thaw'}")
 
+    def kill(self) -> None:
+        """Kill every process that is still here, frozen or not; the first process of the sandbox is dead already.
+
+        Raises:
+            OSError: the host refuses.
+        """
+        for directory, version in dict.fromkeys(self.where.values()):
+            try:
+                if version > 1 and os.path.exists(f"{directory}/cgroup.kill"):
+                    _write(f"{directory}/cgroup.kill", 1)
+                else:
+                    _kill_in(f"{directory}/cgroup.procs")
+            except OSError as error:
+                # Its own warden may be removing it: a file of a removed group can't be found, or not be read.
+                if error.errno not in (errno.ENOENT, errno.ENODEV):
+                    raise
+
     def remove(self) -> None:
         """Remove the groups, which must be empty of processes; waits a moment for the kernel to notice that."""
         for directory in self.directories():
@@ -194,45 +218,86 @@ class Groups:
 
 def remove_shared() -> None:
     """Remove the groups that groups are made in, where nobody on this host uses them any more."""
+    for parent, _ in _parents():
+        _rmdir(f"{parent}/{SHARED}")
+
+
+def sweep(records: str, keep: AbstractSet[str]) -> None:
+    """Remove the groups that no record names: a kernel died between making them and writing the record.
+
+    Args:
+        records: directory of the kernel's records.
+        keep: names of sandboxes that live. It may grow meanwhile: a name is in it before there is a group.
+
+    Raises:
+        OSError: what is in one can't be ended.
+    """
+    mark = _mark(records) + "-"
+    for parent, version in _parents():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for name in os.listdir(f"{parent}/{SHARED}"):
+                if name.startswith(mark) and name.removeprefix(mark) not in keep:
+                    left = Groups({"": (f"{parent}/{SHARED}/{name}", version)})
+                    left.kill()
+                    left.remove()
+
+
+def _parents() -> list[tuple[str, int]]:
+    """Wherever the group that groups are made in may be, with its version."""
     try:
         first, second = _mounts()
         own = _own()
     except (OSError, ValueError):
-        return
-    tops = [(point, own.get(controller, "/")) for controller, point in first.items()]
-    for point, place in [*tops, *([(second, own.get("", "/"))] if second else [])]:
-        for parent in dict.fromkeys((f"{point}{place}".rstrip("/"), point)):
-            _rmdir(f"{parent}/{_PARENT}")
+        return []
+    places = [(point, own.get(controller, "/")) for controller, point in first.items()]
+    found = [(parent, 1) for point, place in places for parent in (f"{point}{place}".rstrip("/"), point)]
+    if second:
+        found += [(parent, 2) for parent in unified.parents(second, own.get("", "/"))]
+    return list(dict.fromkeys(found))
 
 
-def _make(controller: str, parent: str, name: str, version: int) -> str:
-    """Make one group and return its directory, or an empty string where this host does not permit it."""
-    shared = f"{parent}/{_PARENT}"
+def _is_ours(pid: int) -> bool:
+    """Whether a process is the one that started this one, or has come of it."""
+    kernel = os.getppid()
+    if kernel <= 1:
+        return False  # it is gone, and everything comes of who has taken its place
+    for _ in range(_ANCESTORS_MOST):
+        if pid == kernel or not pid:
+            return pid == kernel
+        pid = parent_of(pid) or 0
+    return False
+
+
+def _kill_in(file: str) -> None:
+    """Kill who is in a group, by a handle that is taken before it is looked once more whether it is still in it."""
+    for pid in _read(file).split():
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(int(pid))
+            try:
+                if pid in _read(file).split():
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
+
+
+def _make(controller: str, parent: str, name: str) -> str:
+    """Make one group of version 1 and return its directory, or an empty string where this host does not permit it."""
+    shared = f"{parent}/{SHARED}"
     directory = f"{shared}/{name}"
     for _ in range(_MAKE_TRIES):
         try:
             os.makedirs(shared, exist_ok=True)
-            if version > 1 and controller != "freezer":
-                for place in (parent, shared):
-                    _write(f"{place}/cgroup.subtree_control", f"+{controller}")
             with contextlib.suppress(FileExistsError):
                 os.mkdir(directory)
         except FileNotFoundError:
             continue  # another kernel stopped and removed the shared one just now
         except OSError:
             break
-        if os.access(f"{directory}/{_SWITCHES[controller][version - 1]}", os.W_OK):
+        if os.access(f"{directory}/{_SWITCHES[controller]}", os.W_OK):
             return directory
         break
-    if version == 1:
-        _discard(parent, name)
+    unified.discard(_FILES, parent, name)
     return ""
-
-
-def _discard(parent: str, name: str) -> None:
-    """Remove a group that is of no use, and the shared one where nobody else is in it."""
-    _rmdir(f"{parent}/{_PARENT}/{name}")
-    _rmdir(f"{parent}/{_PARENT}")
 
 
 def _rmdir(directory: str) -> None:

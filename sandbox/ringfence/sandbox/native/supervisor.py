@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringfence.sandbox.native import forms, identity, landlock, reaper, users
-from ringfence.sandbox.native.cgroups import Groups
+from ringfence.sandbox.native.cgroups import Groups, label
 from ringfence.sandbox.native.job import PACKET_BYTES, UPPER_NAME, Order, Refused, wall
 from ringfence.sandbox.native.meters import DiskMeter, MemoryMeter, Meter
 from ringfence.sandbox.native.output import Sink, command_sinks
@@ -120,7 +120,7 @@ class Supervisor:
         """Have the first process forked, and let it go once a later kernel could find it."""
         order = self._order
         self._sinks = command_sinks(order)
-        self._groups = Groups.create(order["name"])
+        self._groups = Groups.create(label(order["records"], order["name"]))
         self._groups.limit(order["memory_bytes"], order["pids"] + 1, order["cpu"])
         # INVARIANT: held against what this sandbox has, not against what a probe found: a group may fail to be made now.
         forms.demand(order["require"], self._forms(), user_namespaces=order["uid"] is None)

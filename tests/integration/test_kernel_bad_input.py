@@ -155,7 +155,7 @@ WRONG = [
     (GOOD + "  budgets: {rate: {fs.read: fast}}\n", "fast"),
     (GOOD + "  restart: {policy: sometimes}\n", "sometimes"),
     (GOOD + "  run: {command: [again]}\n", "run"),
-    (GOOD + "  when: [{action: fs.read, if: tainted, then: deny}]\n", "when"),
+    (GOOD + "  when: [{action: fs.read, if: tainted, then: allow}]\n", "when"),
     (GOOD + "  schedule: {cron: '* * * *'}\n", "cron"),
     (GOOD + "\tx: 1\n", ""),
     (GOOD.replace("{name: good}", "&a {name: good}"), "anchor"),

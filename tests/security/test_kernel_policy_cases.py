@@ -263,8 +263,7 @@ metadata: {name: later}
 spec:
   run: {command: ["true"]}
   permissions: {allow: [fs.read: "/workspace/**"]}
-  when:
-    - {action: "fs.read", if: tainted, then: deny}
+  serve: {port: 80}
 """
     with pytest.raises(Refused) as refused:
         scene.operator.submit(manifest, {})

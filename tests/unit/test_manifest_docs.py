@@ -12,9 +12,11 @@ TEXT = (Path(__file__).parents[2] / "docs" / "manifest.md").read_text(encoding="
 
 
 def test_both_examples_are_accepted_and_supported() -> None:
-    manifest, kernel_file = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+    manifest, conditions, kernel_file = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
     assert parse_manifest(manifest).unsupported() == []
-    assert set(parse_kernel_file(kernel_file).roles) == {"clerk"}
+    spec = manifest.partition("  when:")[0] + "".join(f"  {line}\n" for line in conditions.splitlines())
+    assert len(parse_manifest(spec).when) == 8
+    assert set(parse_kernel_file(kernel_file).roles) == {"reader", "clerk"}
 
 
 def test_the_forms_of_rules_are_accepted() -> None:

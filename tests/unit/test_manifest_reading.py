@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ringfence.policy.actions import KNOWN_ACTIONS, kind_of
+from ringfence.policy.conditions import Condition, Tainted
 from ringfence.policy.manifest import (
     ManifestError,
     Rate,
@@ -15,7 +16,6 @@ from ringfence.policy.manifest import (
     same_rule,
     select_rules,
 )
-from ringfence.policy.manifest_types import Condition
 from ringfence.policy.matcher import PatternError
 from ringfence.policy.rules import compile_rule_pattern, render
 from ringfence.policy.types import Verdict
@@ -88,8 +88,19 @@ def test_the_manifest_of_the_contract_is_read_in_full() -> None:
         ('fs.*: "/workspace/.env"', 21, 9)
     ]
     assert manifest.when == (
-        Condition(action="http.post", fact="tainted", then="ask"),
-        Condition(action="sql.write", fresh_s=900.0),
+        Condition(
+            id="w1",
+            action="http.post",
+            tests=(Tainted(),),
+            then=Verdict.ASK,
+            text="{action: http.post, if: tainted, then: ask}",
+        ),
+        Condition(
+            id="w2",
+            action="sql.write",
+            fresh_s=900.0,
+            text="{action: sql.write, require: {fresh: 900s}}",
+        ),
     )
     assert manifest.budgets.rate == {
         "http.get": Rate(count=10, per_s=1.0),
@@ -127,7 +138,6 @@ def test_mounts_and_demands_keep_their_places() -> None:
 def test_what_this_release_can_not_enforce_is_listed_with_its_place() -> None:
     found = [(item.line, item.column, item.message) for item in parse_manifest(FULL).unsupported()]
     assert found == [
-        (22, 3, "`when` is not supported in this release"),
         (28, 46, "`on_overflow: page` is not supported in this release"),
     ]
     assert all(item.fix for item in parse_manifest(FULL).unsupported())
@@ -139,7 +149,6 @@ def test_what_this_release_can_not_enforce_is_listed_with_its_place() -> None:
         ("sandbox: {workspace: direct}", (6, 24), "`workspace: direct`"),
         ("sandbox: {backend: docker}", (6, 22), "`docker`"),
         ("serve: {anything: [1, two]}", (6, 3), "`serve`"),
-        ("when: []", (6, 3), "`when`"),
         ("restart: {resume: own}", (6, 21), "`resume: own`"),
         ("budgets: {context: {max_tokens: 1k, on_overflow: page}}", (6, 52), "`on_overflow: page`"),
     ],

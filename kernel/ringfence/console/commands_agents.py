@@ -203,8 +203,13 @@ def print_rules(rules: Sequence[Mapping[str, Any]]) -> None:
             Column(title="TEXT", flex=True),
             Column(title="FROM", flex=True),
         ),
-        [[safe(rule.get(key, "")) for key in ("id", "verdict", "text", "origin")] for rule in rules],
+        [[*(safe(rule.get(key, "")) for key in ("id", "verdict", "text")), _origin(rule)] for rule in rules],
     )
+
+
+def _origin(rule: Mapping[str, Any]) -> str:
+    line = rule.get("line")
+    return safe(rule.get("origin", "")) + (f", line {line}" if line else "")
 
 
 def _rules(rules: Sequence[Mapping[str, Any]]) -> None:

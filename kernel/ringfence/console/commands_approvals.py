@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from ringfence.console import render
-from ringfence.console.documents import as_record, items, record, records
+from ringfence.console.documents import as_record, items, record, records, source_line
 from ringfence.console.durations import seconds, span
 from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
 from ringfence.console.render import Column
@@ -85,6 +85,9 @@ def show(session: Session, id: str) -> int:  # noqa: A002 - as the contract name
             ("asked by", "; ".join(map(str, items(shown, "why")))),
             ("question", detail.get("question")),
             ("touches", detail.get("touches")),
+            *(("because", because) for because in items(detail, "because")),
+            ("tainted", detail.get("tainted")),
+            *((f"from step {s.get('step')}", source_line(s)) for s in records(detail, "provenance")),
             ("age", span(shown["age_ms"])),
             ("expires", seconds(shown["expires_at"] or "")),
             ("decided by", shown["decided_by"]),

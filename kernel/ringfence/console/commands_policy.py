@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import click
 from ringfence.console import render
 from ringfence.console.commands_agents import print_rules
 from ringfence.console.commands_submit import read_text
-from ringfence.console.documents import as_record, items, records
+from ringfence.console.documents import as_record, items, records, source_line
 from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.session import Commands, Session
 from ringfence.console.text import safe
@@ -60,6 +61,14 @@ def show(session: Session, agent: str) -> int:
         render.emit(document)
         return ExitCode.OK
     print_rules(records(document, "rules"))
+    conditions = records(document, "conditions")
+    if conditions:
+        render.say()
+        render.say("conditions: they narrow what the rules say")
+        print_rules(conditions)
+    if document.get("tainted"):
+        render.say()
+        render.say(f"tainted: by {safe(document['tainted'])}")
     ceilings = items(document, "ceilings")
     if ceilings:
         render.say()
@@ -107,6 +116,8 @@ def explain(session: Session, agent: str, step: int) -> int:
                 (key, document.get(key))
                 for key in ("step", "action", "resource", "verdict", "outcome", "reason")
             ),
+            *(("because", because) for because in items(document, "because")),
+            *_fact_lines(as_record(document.get("facts"))),
             ("grants", ", ".join(_grant_name(grant) for grant in grants)),
             ("epoch", document.get("epoch")),
             ("policy", document.get("policy_version")),
@@ -137,6 +148,19 @@ def learn(session: Session, agent: str, denied: bool) -> int:
     for used in records(document, "uncovered"):
         render.note(f"no rule can name {safe(used.get('action', ''))} on {safe(used.get('resource', ''))}")
     return ExitCode.OK
+
+
+def _fact_lines(known: Mapping[str, object]) -> list[tuple[str, object]]:
+    """What was known when the step was decided, and where its arguments come from."""
+    lines: list[tuple[str, object]] = []
+    tainted = as_record(known.get("tainted"))
+    if tainted:
+        lines.append(("tainted", f"by {tainted.get('by')}, at step {tainted.get('step')}"))
+    for key, said in (("taints", "reads untrusted"), ("untaints", "ends the taint by rule")):
+        if known.get(key):
+            lines.append((said, known.get(key)))
+    sources = records(known, "provenance")
+    return [*lines, *((f"from step {source.get('step')}", source_line(source)) for source in sources)]
 
 
 def _grant_name(grant: object) -> str:

@@ -27,3 +27,10 @@ def items(document: Mapping[str, Any], key: str) -> list[Any]:
 def records(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """The objects of the list at a key."""
     return [found for value in items(document, key) if (found := as_record(value))]
+
+
+def source_line(source: Mapping[str, Any]) -> str:
+    """Where an argument of a call was read, in one line."""
+    where = f"{source.get('action', '')} of {source.get('resource', '')}".removesuffix(" of ")
+    mark = ", untrusted" if source.get("untrusted") else ""
+    return f"{source.get('argument', '')} `{source.get('text', '')}` stands in {where}{mark}"

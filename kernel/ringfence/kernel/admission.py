@@ -34,7 +34,7 @@ class Admission:
             NeedsApproval: a rule asks, and nobody has approved it yet.
         """
         rights = await flight.thread.current_rights()
-        judgement = rights.judge(flight.plan.questions, flight.effect.name, flight.used)
+        judgement = await flight.weigh(rights, flight.plan.questions)
         flight.decided(rights, judgement)
         if judgement.verdict is Verdict.DENY:
             raise flight.denial(judgement)

@@ -9,6 +9,7 @@ from datetime import UTC
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+from ringfence.kernel.provenance import provenance
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls.errors import SyscallError
 
@@ -102,6 +103,14 @@ async def describe(flight: Flight, asked: Asked | None) -> dict[str, Any]:
         diff = await asyncio.to_thread(_diff, flight)
         if diff:
             detail["diff"] = diff
+    judgement, thread = flight.judgement, flight.thread
+    if judgement is not None and judgement.facts:
+        detail["because"] = list(judgement.facts)
+    if thread.facts.taint is not None:
+        detail["tainted"] = thread.facts.taint.text
+    sources = await provenance(flight.core, thread.key, thread.lineage.parts, flight.step, flight.canonical)
+    if sources:
+        detail["provenance"] = sources
     return detail
 
 

@@ -5,7 +5,9 @@ INVARIANT: a row under way is never abandoned, for its change may commit; its fl
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from ringfence.kernel.admission import Admission
 from ringfence.kernel.core import Core
@@ -14,6 +16,7 @@ from ringfence.kernel.journal.types import AgentKey, Entry, EpochMoved, NothingY
 from ringfence.kernel.mailboxes import woken_by
 from ringfence.kernel.outcomes import Outcomes, conflict_error, inline_payload
 from ringfence.kernel.settled import Answer
+from ringfence.syscalls.base import StateChange
 from ringfence.syscalls.codec import encode_result
 
 
@@ -43,10 +46,16 @@ def atomic_entry(flight: Flight) -> tuple[Entry, Done]:
         if previous is not None:
             flight.add_point(sorted(previous), "state", 0)
         told.result, told.woken = result, woken_by(done)
-        outcome.body = b'{"arguments":' + flight.canonical + b',"result":' + result + b"," + flight.explain()
+        if isinstance(done, dict) and cast("dict[str, Any]", done).get("tainted"):
+            flight.taint(f"a message from `{cast('dict[str, Any]', done).get('from_name')}`")
+        head = flight.opening() + b'"arguments":' + flight.canonical
+        outcome.body = head + b',"result":' + result + b"," + flight.explain()
         return outcome.body
 
     change = body.transaction(flight.arguments)
+    if flight.watched and isinstance(change, StateChange):
+        # INVARIANT: what had to be fresh when the call was decided is so when it commits.
+        change = dataclasses.replace(change, reads={**flight.watched, **change.reads})
     return Entry(row=outcome, epoch=flight.epoch, atomic=change, finish=finish), told
 
 

@@ -326,6 +326,13 @@ class Budgets:
             name=name, kind="total", limit=limit, used=used, left=left, reserved=held, origin=origin
         )
 
+    def shares(self) -> dict[str, float]:
+        """Of each total with a limit the part that is used or held; a limit of nothing is used up."""
+        return {
+            name: (self._spent.get(name, 0.0) + self._held.get(name, 0.0)) / limit if limit else 1.0
+            for name, (limit, _) in self._totals.items()
+        }
+
     def has_room(self, name: str) -> bool:
         """Whether anything at all is left of a total."""
         return name not in self._totals or (self._view(name).left or 0.0) > _ROUNDING

@@ -346,9 +346,10 @@ class Dispatcher:
             await self._write_intent(flight)
             await flight.failpoint("after_intent")
         body = row.body.resume if flight.staged else row.body.run
-        result = encode_result(row, await body(flight, flight.arguments))
+        found = await body(flight, flight.arguments)
+        result = encode_result(row, found)
         small = len(result) <= INLINE_RESULT_BYTES_MAX
-        payload = inline_payload(result) if small else await self._outcomes.payload(result)
+        payload = inline_payload(result) if small else await self._outcomes.payload(result, found)
         await flight.failpoint("before_outcome")
         await self._write_outcome(flight, payload)
         await flight.failpoint("after_outcome")

@@ -15,6 +15,7 @@ from ringfence.kernel.mounts import MountRefused
 from ringfence.kernel.nursery import AgentNursery
 from ringfence.kernel.rights import Rights
 from ringfence.kernel.shelves import AgentArtifacts, AgentMemory
+from ringfence.policy.facts import NOTHING_KNOWN, Facts
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.types import Limits, Sandbox, SandboxError
 from ringfence.sandbox.workspace import Workspace
@@ -77,10 +78,12 @@ class SharedState:
 
     async def get(self, key: str) -> StateValue:
         """Read one key."""
-        found = await self._store.state_get(key)
+        found = await self._store.state_read(key)
         if found is None:
             return StateValue(value=None, version=0)
-        return StateValue(value=found.value, version=found.version)
+        return StateValue(
+            value=found.value, version=found.version, tainted_by=found.agent if found.tainted else ""
+        )
 
 
 class AgentEnvironment:
@@ -134,6 +137,7 @@ class AgentEnvironment:
         self.sql = sql
         self.llm = llm
         self._rights = rights
+        self.known: Callable[[], Facts] = lambda: NOTHING_KNOWN  # set once there is a thread
         self._masks: set[str] | None = None
         self._lock = asyncio.Lock()
 
@@ -151,6 +155,8 @@ class AgentEnvironment:
 
     def visible(self, action: str, path: str) -> bool:
         """Whether policy lets this agent do `action` on a canonical path."""
+        if self._rights.conditional:
+            return self._rights.visible(action, path, self.known())
         return self._rights.visible(action, path)
 
     def lock(self) -> asyncio.Lock:

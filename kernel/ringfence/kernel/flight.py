@@ -11,14 +11,16 @@ from ringfence.kernel.asking import Asked, storable
 from ringfence.kernel.flight_state import FlightState
 from ringfence.kernel.journal.types import ApprovalRecord, Entry, EpochMoved, Phase
 from ringfence.kernel.waits import waiting
+from ringfence.kernel.weighing import facts_for
 from ringfence.policy.types import Verdict
 from ringfence.syscalls.base import Confirmed, Effect, NeedsApproval, Plan, Question, WaitKind
 from ringfence.syscalls.codec import decode_arguments
-from ringfence.syscalls.errors import Denied, Fenced, Revoked, SyscallError
+from ringfence.syscalls.errors import Denied, Fenced, Revoked, Stale, SyscallError
 
 if TYPE_CHECKING:
     from ringfence.kernel.environment import AgentEnvironment
     from ringfence.kernel.rights import Judgement, Rights
+    from ringfence.policy.facts import Facts
 
 NO_USES_LEFT = -1
 """What the store answers for a grant that gives no right any more."""
@@ -48,14 +50,20 @@ class Flight(FlightState):
 
     async def judge(self, questions: Sequence[Question]) -> Sequence[Verdict]:
         """Ask policy about more than the plan knew, in order; records the rules."""
-        verdicts: list[Verdict] = []
-        for question in questions:
-            judgement = self.thread.rights.judge((question,), self.effect.name, self.used)
+        return [judgement.verdict for judgement in await self._judgements(questions)]
+
+    async def _judgements(self, questions: Sequence[Question]) -> list[Judgement]:
+        rights = self.thread.rights
+        found: list[Judgement] = []
+        facts = await self._facts(rights, questions)
+        for nr, question in enumerate(questions):
+            known = None if facts is None else (facts[nr],)
+            judgement = rights.judge((question,), self.effect.name, self.used, known)
             self.questions.append(question)
             self.extra_rules.extend(r for r in judgement.decision.rules if r not in self.extra_rules)
             self.extra_grants.extend(g for g in judgement.grants if g not in self.extra_grants)
-            verdicts.append(judgement.verdict)
-        return verdicts
+            found.append(judgement)
+        return found
 
     async def require(self, questions: Sequence[Question]) -> None:
         """Judge, and raise `Denied` naming the first refusal.
@@ -64,11 +72,10 @@ class Flight(FlightState):
             NeedsApproval: nothing is refused, and something asks: the body is made again when a person has approved.
         """
         asks = False
-        for question, verdict in zip(questions, await self.judge(questions), strict=True):
-            if verdict is Verdict.ALLOW:
+        for judgement in await self._judgements(questions):
+            if judgement.verdict is Verdict.ALLOW:
                 continue
-            judgement = self.thread.rights.judge((question,), self.effect.name, self.used)
-            if verdict is Verdict.DENY:
+            if judgement.verdict is Verdict.DENY:
                 raise self.denial(judgement)
             asks = asks or not self.permits(judgement)
         if asks:
@@ -137,8 +144,11 @@ class Flight(FlightState):
         if self.fate is not None:
             raise self.fate
         rights = await self.thread.current_rights()
-        while rights is not self.rights or self.owes_uses:
+        # Facts may have become others since it was decided: what it rests on is looked at once more.
+        looked = not rights.conditions_on(self.questions)
+        while rights is not self.rights or self.owes_uses or not looked:
             await self.look_again(rights)
+            looked = True
             rights = await self.thread.current_rights()
         if lapsed and self._core.lease.expired:
             raise Fenced(
@@ -158,7 +168,7 @@ class Flight(FlightState):
     async def judge_again(self) -> Judgement:
         """Put everything this call asked so far to the rights in force."""
         rights = await self.thread.current_rights()
-        judgement = rights.judge(tuple(self.questions), self.effect.name, self.used)
+        judgement = await self.weigh(rights, self.questions)
         self.decided(rights, judgement)
         return judgement
 
@@ -202,6 +212,27 @@ class Flight(FlightState):
 
     # -- rights and totals ----------------------------------------------------------------------------------------
 
+    async def weigh(self, rights: Rights, questions: Sequence[Question]) -> Judgement:
+        """Put questions to rights, with the facts that their conditions ask about.
+
+        Raises:
+            Unavailable: the database is away, which holds the facts.
+        """
+        facts = await self._facts(rights, questions)
+        return rights.judge(tuple(questions), self.effect.name, self.used, facts)
+
+    async def _facts(self, rights: Rights, questions: Sequence[Question]) -> tuple[Facts, ...] | None:
+        conditions = rights.conditions_on(questions)
+        if not conditions:
+            return None
+        facts = await facts_for(self._core, self.thread, rights, questions, self.canonical)
+        fresh = [item for item in conditions if item.fresh_s is not None]
+        reads = facts[0].reads or ()
+        self.watched = self.thread.history.state_versions(
+            read.resource for read in reads if any(item.concerns(read) for item in fresh)
+        )
+        return facts
+
     def decided(self, rights: Rights, judgement: Judgement) -> None:
         """Take over a decision."""
         self.rights, self.judgement, self.epoch = rights, judgement, rights.epoch
@@ -213,7 +244,7 @@ class Flight(FlightState):
             Revoked: they don't allow it.
             NeedsApproval: they ask.
         """
-        judgement = rights.judge(tuple(self.questions), self.effect.name, self.used)
+        judgement = await self.weigh(rights, self.questions)
         if judgement.verdict is Verdict.DENY:
             revoked = self.revoked(judgement)
             self.judgement = judgement
@@ -248,7 +279,7 @@ class Flight(FlightState):
                 self.used |= {grant}
                 continue
             rights = await self.thread.refresh(None)
-            judgement = rights.judge(tuple(self.questions), self.effect.name, self.used)
+            judgement = await self.weigh(rights, self.questions)
             self.decided(rights, judgement)
             if judgement.verdict is Verdict.DENY:
                 raise self.denial(judgement)
@@ -263,10 +294,15 @@ class Flight(FlightState):
         """The error for a deny."""
         decision = judgement.decision
         rule = decision.rules[0] if decision.rules else ""
+        if decision.stale:
+            return Stale(decision.reason, rule=rule, audit_id=self.audit_id, verdict="deny")
         return Denied(decision.reason, rule=rule, audit_id=self.audit_id, verdict="deny")
 
     def revoked(self, judgement: Judgement) -> SyscallError:
         """The error for a right that was there when the call was decided and is gone now."""
+        if judgement.decision.facts:
+            # Nobody took anything away: the facts are others.
+            return self.denial(judgement)
         return Revoked(
             f"the permission for {self.row.action} on `{self.plan.resource}` was revoked; {judgement.decision.reason}",
             rule=judgement.decision.rules[0] if judgement.decision.rules else "",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from ringfence.kernel.asking import evidence
+from ringfence.kernel.facts import PATHS_MAX, WHOLE, Facts, Marks, bounded
 from ringfence.kernel.journal.types import ApprovalRecord, Phase, Row, StoredRow
 from ringfence.kernel.spending import Spending
 from ringfence.syscalls.base import Plan, Question
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ringfence.syscalls.table import Row as TableRow
 
 _NO_PLAN = Plan(resource="", questions=())
+_NO_MARKS = Marks()
+_WRITES = frozenset({"fs.write", "fs.append"})
 NEWEST = 1 << 62
 """Position of a row taken from memory: newer than any that was read."""
 
@@ -53,6 +56,7 @@ class FlightState(Spending):
         "lane",
         "lane_step",
         "look",
+        "marks",
         "memo",
         "plan",
         "point",
@@ -64,9 +68,11 @@ class FlightState(Spending):
         "staged",
         "started_us",
         "step",
+        "taints",
         "task",
         "used",
         "waits_for",
+        "watched",
     )
 
     def __init__(
@@ -125,6 +131,15 @@ class FlightState(Spending):
         self.approved: frozenset[tuple[Any, ...]] = frozenset()
         self.approval: ApprovalRecord | None = None
         self.staged = False
+        # What it read that taints its thread, what its row says of that, and state keys that must not change before it commits.
+        self.taints = ""
+        self.marks: Marks | None = None
+        self.watched: dict[str, int] = {}
+
+    @property
+    def core(self) -> Core:
+        """The kernel that it flies in."""
+        return self._core
 
     @property
     def audit_id(self) -> str:
@@ -174,8 +189,66 @@ class FlightState(Spending):
         row.duration_us = time.time_ns() // 1000 - self.started_us
         head = b"" if self.intent_written else b'"arguments":' + self.canonical + b","
         used = self.amounts("used", ran=outcome not in ("denied", "refused"))
-        row.body = b"".join((b"{", used, head, payload, self.explain()))
+        row.body = b"".join((self.opening(outcome), used, head, payload, self.explain()))
         return row
+
+    # -- facts ----------------------------------------------------------------------------------------------------
+
+    def taint(self, source: str) -> None:
+        """Say that the call has read something untrusted."""
+        self.taints = self.taints or source
+
+    def opening(self, outcome: str = "ok") -> bytes:
+        """The beginning of an outcome's body: what the call says about facts, where it says anything."""
+        facts = self.thread.facts
+        if facts.plain and not self.taints:
+            return b"{"
+        self.marks = self._marks(facts, outcome)
+        return b"{" if self.marks is None else self.marks.opening()
+
+    def _marks(self, facts: Facts, outcome: str) -> Marks | None:
+        taints = self.taints
+        if facts.taint is None and not taints and outcome == "ok":
+            file = facts.touched_by(self.row.action, self.plan.resource)
+            taints = f"the file `{file}`" if file else ""
+        untaints = ""
+        if facts.taint is not None and not taints and outcome == "ok":
+            untaints = self._untaints()
+        paths: tuple[str, ...] = ()
+        if (facts.taint is not None or taints) and outcome in ("ok", "unknown"):
+            paths = bounded(self._written())
+        elif self.row.action == "spawn" and outcome == "ok":
+            # A child gets a copy of them.
+            paths = bounded(sorted(facts.paths))
+        marks = Marks(
+            untaints=untaints, tainted=facts.taint, taints="" if facts.taint else taints, paths=paths
+        )
+        return None if marks == _NO_MARKS else marks
+
+    def _untaints(self) -> str:
+        """The operator's rule by which this call ends the taint of its thread; empty: none."""
+        if self.rights is None:
+            return ""
+        return next((q for q in map(self.rights.untaints, self.plan.questions) if q), "")
+
+    def _written(self) -> list[str]:
+        """Files that the call wrote."""
+        written = [str(q.resource) for q in self.questions if q.action in _WRITES]
+        if self.row.action == "exec.run" and not written and self.point is not None:
+            covers = [str(path) for path in self.point["covers"]]
+            # Of many, a point's row names only the first.
+            written = covers if len(covers) < PATHS_MAX else [WHOLE]
+        return written
+
+    def noted(self, row: Row) -> None:
+        """Have the thread know what a recorded row says, before its answer is given out."""
+        thread = self.thread
+        if self.marks is None and not thread.history.watching:
+            return
+        if thread.lineage.holds(row.branch, row.step):
+            if self.marks is not None:
+                thread.facts.take(row.step, self.marks)
+            thread.history.add(row)
 
     def stored(self, row: Row) -> StoredRow:
         """The row as a replay would read it."""

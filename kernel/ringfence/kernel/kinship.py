@@ -32,15 +32,33 @@ def meet(own: Decision, above: Decision, parent: str) -> Decision:
         above: what its parent may.
         parent: id of the parent; its rules are named `PARENT/RULE`.
     """
-    theirs = tuple(rule if "/" in rule else f"{parent}/{rule}" for rule in above.rules)
+    theirs = _of_parent(above.rules, parent)
+    facts = tuple(dict.fromkeys((*own.facts, *_of_parent(above.facts, parent))))
     if above.verdict is Verdict.DENY:
         reason = f"its parent `{parent}` may not either: {above.reason}"
-        return Decision(verdict=Verdict.DENY, rules=theirs, reason=reason)
+        return Decision(verdict=Verdict.DENY, rules=theirs, reason=reason, facts=facts, stale=above.stale)
     grants = tuple(dict.fromkeys((*own.grants, *above.grants)))
+    asks = (*_asks(own), *_of_parent(_asks(above), parent))
     if own.verdict is Verdict.ASK:
-        return Decision(verdict=Verdict.ASK, rules=(*own.rules, *theirs), grants=grants, reason=own.reason)
+        both = (*own.rules, *theirs)
+        # Where only rules ask, the first one stands for both, as it does for one agent.
+        asks = asks if own.asks or above.asks else ()
+        return Decision(
+            verdict=Verdict.ASK, rules=both, grants=grants, reason=own.reason, asks=asks, facts=facts
+        )
     if above.verdict is Verdict.ASK:
         reason = f"its parent `{parent}` has to ask as well: {above.reason}"
-        return Decision(verdict=Verdict.ASK, rules=(*theirs, *own.rules), grants=grants, reason=reason)
+        asks = asks if above.asks else ()
+        both = (*theirs, *own.rules)
+        return Decision(verdict=Verdict.ASK, rules=both, grants=grants, reason=reason, asks=asks, facts=facts)
     reason = f"{own.reason}; its parent `{parent}` may too: {above.reason}"
     return Decision(verdict=Verdict.ALLOW, rules=(*own.rules, *theirs), grants=grants, reason=reason)
+
+
+def _of_parent(ids: tuple[str, ...], parent: str) -> tuple[str, ...]:
+    return tuple(one if "/" in one.partition(":")[0] else f"{parent}/{one}" for one in ids)
+
+
+def _asks(decision: Decision) -> tuple[str, ...]:
+    """What a decision asks about: all that conditions named, else the first rule."""
+    return (decision.asks or decision.rules[:1]) if decision.verdict is Verdict.ASK else ()

@@ -12,6 +12,7 @@ import msgspec
 from ringfence.kernel import parking
 from ringfence.kernel.config import ARGUMENT_BYTES_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import Core
+from ringfence.kernel.facts import marks_of
 from ringfence.kernel.flight import Flight
 from ringfence.kernel.journal.blobs import BlobError
 from ringfence.kernel.journal.types import Entry, JournalError, Row, StateConflict, StoredRow
@@ -90,8 +91,8 @@ class Outcomes:
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    async def payload(self, result: bytes) -> bytes:
-        """The `"result":…,` part of a body; a large one goes to the artifacts and leaves its reference."""
+    async def payload(self, result: bytes, found: object = None) -> bytes:
+        """The `"result":…,` part of a body; a large one goes to the artifacts and leaves its reference and version."""
         if len(result) <= INLINE_RESULT_BYTES_MAX:
             return inline_payload(result)
         try:
@@ -100,7 +101,9 @@ class Outcomes:
             # What has happened must be recorded whatever the artifact store says.
             log.warning("a result of %d bytes stays in the journal: %s", len(result), error)
             return inline_payload(result)
-        return b'"artifact":' + msgspec.json.encode(ref) + b',"result_bytes":%d,' % len(result)
+        version = getattr(found, "version", None)
+        read = b"" if version is None else b'"version":' + msgspec.json.encode(version) + b","
+        return b'"artifact":' + msgspec.json.encode(ref) + b',"result_bytes":%d,' % len(result) + read
 
     # -- failures -------------------------------------------------------------------------------------------------
 
@@ -212,6 +215,10 @@ class Outcomes:
                 f"this {flight.row.action} was sent at step {known.step} and its outcome is unknown; "
                 f"settle it: ringfence resolve {flight.thread.id} {flight.step} --as done|not-done"
             )
+        marks = marks_of(known.body)
+        if marks is not None and (marks.taints or marks.tainted):
+            # What came back then comes back again.
+            flight.taint(marks.taints or f"what was {flight.row.action} on `{known.resource}`")
         return answer.result, await self.payload(answer.result) + b'"recognised":%d,' % known.step
 
     @staticmethod
@@ -227,6 +234,7 @@ class Outcomes:
     @staticmethod
     def _keep(flight: Flight, row: Row) -> None:
         thread = flight.thread
+        flight.noted(row)
         if flight.generation != thread.generation or thread.arrived is not None or row.outcome == "unknown":
             thread.recorded(flight.stored(row), flight.generation)
 

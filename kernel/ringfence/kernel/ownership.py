@@ -20,15 +20,18 @@ from ringfence.kernel.environment import (
     interpreter_directories,
     interpreter_environment,
 )
+from ringfence.kernel.facts import Facts, Taint, earlier_runs, marks_of
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, Damaged, JournalError, StoredRow
 from ringfence.kernel.mounts import resolve
 from ringfence.kernel.nursery import Nurseries
+from ringfence.kernel.reads import History
 from ringfence.kernel.recovery import settle_unfinished
 from ringfence.kernel.replay import Effects, Lineage, Replay
 from ringfence.kernel.resources import Resources
 from ringfence.kernel.rights import Rights
 from ringfence.kernel.shelves import AgentArtifacts, AgentMemory
 from ringfence.kernel.thread import Thread
+from ringfence.kernel.weighing import known_at_once
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.manifest_types import Manifest, SandboxSpec
 from ringfence.sandbox.snapshots import SnapshotStore
@@ -109,6 +112,7 @@ class Ownership:
             reload=self._reload,
         )
         thread.environment.nursery.thread = thread
+        thread.environment.known = lambda: known_at_once(thread)
         thread.steps = int(counts.get("max_step", 0))
         thread.on_rest = self.core.on_rest
         if manifest.schedule is not None:
@@ -160,11 +164,13 @@ class Ownership:
         async for row in store.effect_outcomes(thread.key):
             effects.add(row)
         purged = frozenset(await store.purged_grants(thread.key))
+        facts = await self._facts(thread)
         # INVARIANT: from here to the end nothing suspends, so no call ends between what was read and what is taken over.
         for row in arrived:
             effects.add(row)
             if lineage.holds(row.branch, row.step):
                 replay.add(row)
+                facts.take_row(row)
         # Calls that have no outcome yet hold their ids too: those in flight, and those that a dead kernel left.
         consumed = effects.consumed(lineage)
         consumed.update(f.effect_id for f in thread.flights.values() if f.effect_id)
@@ -172,6 +178,29 @@ class Ownership:
         thread.effects, thread.consumed_effects = effects.known(), consumed
         thread.purged = purged
         thread.replay = replay
+        thread.facts, thread.history = facts, History()
+
+    async def _facts(self, thread: Thread) -> Facts:
+        """What the journal says of taint on the present branch, and of files of earlier runs."""
+        store, lineage = self.core.store, thread.lineage
+        born = await store.born_under(thread.key)
+        marks = None if born is None else marks_of(born)
+        facts = Facts()
+        if marks is not None:
+            taint = marks.tainted
+            inherited = (
+                None if taint is None else Taint(step=0, source=f"its parent, tainted by {taint.text}")
+            )
+            facts = Facts(inherited, marks.paths)
+        branches = await store.branches(thread.key)
+        every = [(b.branch, Lineage.of(b.branch, branches)) for b in branches]
+        earlier = earlier_runs(lineage, every)
+        async for row in store.fact_rows(thread.key):
+            if lineage.holds(row.branch, row.step):
+                facts.take_row(row)
+            elif any(run.holds(row.branch, row.step) for run in earlier):
+                facts.take_row(row, files_only=True)
+        return facts
 
     async def switch_branch(self, thread: Thread, branch: int) -> None:
         """Continue on another branch."""

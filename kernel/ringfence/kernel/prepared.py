@@ -33,7 +33,8 @@ async def run_prepared(core: Core, outcomes: Outcomes, flight: Flight) -> Answer
     def finish(found: object) -> bytes:
         result = encode_result(flight.row, body.finish(flight.arguments, found))
         done[:], answer[:] = [found], [result]
-        outcome.body = b'{"arguments":' + flight.canonical + b',"result":' + result + b"," + flight.explain()
+        head = flight.opening() + b'"arguments":' + flight.canonical
+        outcome.body = head + b',"result":' + result + b"," + flight.explain()
         return outcome.body
 
     await flight.failpoint("before_intent")

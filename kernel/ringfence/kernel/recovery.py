@@ -158,7 +158,7 @@ async def _recover_by_body(core: Core, flight: Flight) -> bool:
     flight.epoch = thread.rights.epoch
     if flight.questions:
         # INVARIANT: not `decided`: what has not begun is put to the rights of now before it begins, by `check_live`.
-        flight.judgement = thread.rights.judge(tuple(flight.questions), flight.effect.name, flight.used)
+        flight.judgement = await flight.weigh(thread.rights, flight.questions)
     else:
         flight.rights = thread.rights
     try:
@@ -189,6 +189,7 @@ async def _recover_by_body(core: Core, flight: Flight) -> bool:
         payload = b'"result":' + result + b',"recovered":true,'
     outcome = flight.outcome_row("ok", payload)
     await core.append_outcome(outcome)
+    flight.noted(outcome)
     thread.replay.unfinished.pop((flight.lane, flight.lane_step), None)
     thread.replay.add(flight.stored(outcome))
     return True
@@ -205,6 +206,7 @@ def _recorded_at(thread: Thread, place: tuple[str, int]) -> int:
 async def _close(core: Core, flight: Flight, error: SyscallError) -> None:
     row = flight.outcome_row(error.outcome, error_payload(error))
     await core.append_outcome(row)
+    flight.noted(row)
     place = (flight.lane, flight.lane_step)
     held = flight.thread.replay.unfinished.get(place)
     if held is not None and held.intent.step == flight.step:

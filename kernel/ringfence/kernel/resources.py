@@ -199,8 +199,10 @@ def _sql(declared: ResourceDecl, secrets: Secrets, embedded: Mapping[str, str]) 
         if declared.name not in embedded:
             text = f"resource `{declared.name}` wants the embedded PostgreSQL, but this kernel runs on --dsn; give it a `dsn`"
             raise ResourceError(text)
-        return SqlResource(name=declared.name, dsn=embedded[declared.name])
+        dsn = embedded[declared.name]
+        return SqlResource(name=declared.name, dsn=dsn, untrusted=declared.untrusted)
     try:
-        return SqlResource(name=declared.name, dsn=_reveal(declared.dsn, secrets))
+        dsn = _reveal(declared.dsn, secrets)
+        return SqlResource(name=declared.name, dsn=dsn, untrusted=declared.untrusted)
     except _SecretMissing as error:
         return SqlResource(name=declared.name, dsn="", unavailable=str(error))

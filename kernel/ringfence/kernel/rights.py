@@ -17,8 +17,10 @@ from typing import Any
 import msgspec
 from ringfence.kernel.journal.types import GrantRecord
 from ringfence.kernel.kinship import delegated_roles, meet
+from ringfence.policy.conditions import Condition, untainting
 from ringfence.policy.engine import AgentPolicy
-from ringfence.policy.kernel_file import KernelFile
+from ringfence.policy.facts import NOTHING_KNOWN, Facts
+from ringfence.policy.kernel_file import KernelFile, conditions_of
 from ringfence.policy.manifest_types import Manifest
 from ringfence.policy.rules import Rule, parse_rule
 from ringfence.policy.types import Decision, Request, Verdict
@@ -30,7 +32,7 @@ class Judgement:
     """The meet of the decisions on all questions of one call.
 
     `tail` is the part of a journal body that explains it, rendered once for all calls that share it. `asking` is
-    everything that asks for a person, as (rule id, action, resource).
+    everything that asks for a person, as (rule id, action, resource). `facts` is what conditions found.
     """
 
     verdict: Verdict
@@ -38,6 +40,7 @@ class Judgement:
     grants: tuple[str, ...]
     tail: bytes
     asking: frozenset[tuple[Any, ...]] = frozenset()
+    facts: tuple[str, ...] = ()
 
 
 class Rights:
@@ -76,11 +79,16 @@ class Rights:
             for g in grants
         ]
         denies = [rule for rule in effective_rules(manifest, kernel_file) if rule.verdict == Verdict.DENY]
-        self.policy = AgentPolicy(agent, pairs, denies, kernel_file.ceilings.rules)
+        conditions = conditions_of(manifest, kernel_file)
+        self.policy = AgentPolicy(agent, pairs, denies, kernel_file.ceilings.rules, conditions)
+        self.conditional = bool(conditions) or (parent is not None and parent.conditional)
         self.delegated = () if parent is None else delegated_roles(manifest, parent.manifest, kernel_file)
         self._free = self._delegated_policy(grants, pairs, denies) if self.delegated else None
         text = "\n".join(
-            [*(f"{r.id} {r.text}" for r in denies), *sorted(f"{g.id} {g.verdict} {g.rule}" for g in grants)]
+            [
+                *(f"{r.id} {r.text}" for r in (*denies, *conditions)),
+                *sorted(f"{g.id} {g.verdict} {g.rule}" for g in grants),
+            ]
         )
         if parent is not None:
             text += f"\n{parent.agent} {parent.version} {' '.join(self.delegated)}"
@@ -103,17 +111,42 @@ class Rights:
         return self._manifest
 
     @property
+    def kernel_file(self) -> KernelFile:
+        """The operator's file that they stand under."""
+        return self._kernel_file
+
+    def conditions_on(self, questions: Iterable[Question]) -> tuple[Condition, ...]:
+        """Conditions that speak of what questions ask: of this agent and of those above it."""
+        if not self.conditional:
+            return ()
+        found = dict.fromkeys(
+            item
+            for question in questions
+            for item in self.policy.conditions_on(question.action)
+            if item.speaks_of(question.action, question.resource)
+        )
+        if self.parent is not None:
+            found |= dict.fromkeys(self.parent.conditions_on(questions))
+        return tuple(found)
+
+    def untaints(self, question: Question) -> str:
+        """The operator's rule by which a call that asks this ends the taint of its thread; empty: none."""
+        return untainting(self._kernel_file.untaint, question.action, question.resource)
+
+    @property
     def expired(self) -> bool:
         """Whether a grant's life has ended since this was made."""
         if self.parent is not None and self.parent.expired:
             return True
         return self._stale_at is not None and time.monotonic() >= self._stale_at
 
-    def decide(self, question: Question, effect: str) -> Decision:
-        """Decide one question; never raises."""
+    def decide(self, question: Question, effect: str, facts: Facts | None = None) -> Decision:
+        """Decide one question; never raises. Without facts every condition on its action matches."""
         request = Request(
             principal=self.agent, action=question.action, resource=question.resource, effect=effect
         )
+        if facts is not None and self.conditional:
+            request = dataclasses.replace(request, context={"facts": facts})
         own = self.policy.decide(request)
         if self.parent is None or own.verdict is Verdict.DENY:
             return own
@@ -122,15 +155,15 @@ class Rights:
             if free.verdict is not Verdict.DENY:
                 # What the child has to ask by itself it has to ask all the same.
                 return free if own.verdict is Verdict.ALLOW else own
-        return meet(own, self.parent.decide(question, effect), self.parent.agent)
+        return meet(own, self.parent.decide(question, effect, facts), self.parent.agent)
 
-    def visible(self, action: str, path: str) -> bool:
+    def visible(self, action: str, path: str, facts: Facts = NOTHING_KNOWN) -> bool:
         """Whether the agent may do an action on a canonical path, without asking anyone. Never raises."""
-        if not self.policy.visible(action, path):
+        if not self.policy.visible(action, path, facts):
             return False
         if self.parent is None or (self._free is not None and self._free.visible(action, path)):
             return True
-        return self.parent.visible(action, path)
+        return self.parent.visible(action, path, facts)
 
     def masks(self, paths: Iterable[str]) -> list[str]:
         """Those of the given canonical paths that commands must not see: what this agent or its parent is denied to read."""
@@ -151,7 +184,11 @@ class Rights:
         return own if self.parent is None else own | self.parent.spent
 
     def judge(
-        self, questions: tuple[Question, ...], effect: str, used: frozenset[str] = frozenset()
+        self,
+        questions: tuple[Question, ...],
+        effect: str,
+        used: frozenset[str] = frozenset(),
+        facts: Sequence[Facts] | None = None,
     ) -> Judgement:
         """Decide all questions: deny beats ask beats allow.
 
@@ -159,13 +196,24 @@ class Rights:
             questions: what to decide.
             effect: of the call.
             used: limited grants that the call has used up already; its own use counts though it was the last one.
+            facts: of each question; without them every condition on their actions matches.
         """
         if used and not used.isdisjoint(self.spent):
-            return self.having(used & self.spent).judge(questions, effect)
+            return self.having(used & self.spent).judge(questions, effect, facts=facts)
+        if facts is not None:
+            pairs = zip(questions, facts, strict=True)
+            return self._judged(questions, [self.decide(asked, effect, known) for asked, known in pairs])
         cached = self._judgements.get(questions)
         if cached is not None:
             return cached
-        decisions = [self.decide(question, effect) for question in questions]
+        judgement = self._judged(questions, [self.decide(question, effect) for question in questions])
+        # Bounded, since an agent chooses the questions: it must not grow the kernel.
+        if len(self._judgements) >= 4096:  # noqa: PLR2004
+            self._judgements.clear()
+        self._judgements[questions] = judgement
+        return judgement
+
+    def _judged(self, questions: Sequence[Question], decisions: Sequence[Decision]) -> Judgement:
         order = {Verdict.DENY: 0, Verdict.ASK: 1, Verdict.ALLOW: 2}
         worst = min(
             decisions,
@@ -174,30 +222,30 @@ class Rights:
         )
         grants = tuple(dict.fromkeys(g for d in decisions for g in d.grants))
         rules = list(dict.fromkeys(r for d in decisions for r in d.rules))
-        explain = {
+        explain: dict[str, object] = {
             "rules": list(worst.rules) if worst.verdict is not Verdict.ALLOW else rules,
             "grants": list(grants),
             "reason": worst.reason,
             "epoch": self.epoch,
             "policy_version": self.version,
         }
+        found = tuple(dict.fromkeys(fact for d in decisions for fact in d.facts))
+        if found:
+            explain["because"] = found
         asking = [
-            (decision.rules[0] if decision.rules else "", question.action, question.resource)
+            (rule, question.action, question.resource)
             for question, decision in zip(questions, decisions, strict=True)
             if decision.verdict is Verdict.ASK
+            for rule in decision.asks or decision.rules[:1] or ("",)
         ]
-        judgement = Judgement(
+        return Judgement(
             verdict=worst.verdict,
             decision=worst,
             grants=grants,
             tail=msgspec.json.encode(explain)[1:],
             asking=frozenset(asking),
+            facts=found,
         )
-        # Bounded, since an agent chooses the questions: it must not grow the kernel.
-        if len(self._judgements) >= 4096:  # noqa: PLR2004
-            self._judgements.clear()
-        self._judgements[questions] = judgement
-        return judgement
 
     def having(self, spent: frozenset[str]) -> Rights:
         """These rights and some grants that have no use left."""

@@ -89,7 +89,10 @@ class Straight:
         try:
             arguments, canonical, digest = request.decode(row)
             plan: Plan = plan_of(arguments, thread.environment)
-            judgement = thread.rights.judge(plan.questions, row.effect.name)
+            rights = thread.rights
+            if rights.conditional and rights.conditions_on(plan.questions):
+                return False
+            judgement = rights.judge(plan.questions, row.effect.name)
             if plan.effect is not None or judgement.verdict is not Verdict.ALLOW:
                 return False
             thread.budgets.reserve("calls")

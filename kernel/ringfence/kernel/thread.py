@@ -9,7 +9,9 @@ import secrets
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from ringfence.kernel.facts import Facts
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, ScheduleRecord, StoredRow
+from ringfence.kernel.reads import History
 from ringfence.kernel.replay import Lineage, Replay
 from ringfence.kernel.rights import Rights
 from ringfence.kernel.waits import Wait, show
@@ -49,6 +51,8 @@ class Thread:
         self.lineage = lineage
         self.branch = lineage.branch
         self.replay = Replay()
+        self.facts = Facts()
+        self.history = History()
         self.lanes: dict[str, int] = {}
         self.flights: dict[int, Flight] = {}
         self.by_lane: dict[tuple[str, int], Flight] = {}

@@ -17,6 +17,8 @@ from typing import Any, Final
 import casbin  # pyright: ignore[reportMissingTypeStubs] - it has none
 from casbin.util import SimpleEval  # pyright: ignore[reportMissingTypeStubs] - the same
 from ringfence.policy.actions import OWN_ACTIONS, applies, kind_of
+from ringfence.policy.conditions import Condition, conditions_on, narrow
+from ringfence.policy.facts import NOTHING_KNOWN, Facts
 from ringfence.policy.heads import Heads
 from ringfence.policy.matcher import CommandPattern, CommandSubject, Pattern, Subject, subject
 from ringfence.policy.problems import PatternError
@@ -170,6 +172,7 @@ class AgentPolicy:
             which they are used up: the first that matches is the one a call uses.
         denies: the manifest's and roles' deny rules; ask rules may stand here too.
         ceilings: the operator's deny and ask rules.
+        conditions: of all of them: they narrow what the rules say.
 
     Raises:
         ValueError: an allow rule among the denies or ceilings.
@@ -182,6 +185,7 @@ class AgentPolicy:
         grants: Sequence[tuple[str, Rule]],
         denies: Sequence[Rule] = (),
         ceilings: Sequence[Rule] = (),
+        conditions: Sequence[Condition] = (),
     ) -> None:
         rows = [_row(rule, "") for rule in (*ceilings, *denies)]
         if any(row.verdict is Verdict.ALLOW for row in rows):
@@ -192,26 +196,49 @@ class AgentPolicy:
         self._rows: Final = tuple(rows)
         self._actions: Final[dict[str, _Action]] = {}
         self._decided: Final[dict[tuple[str, Resource], Decision]] = {}
+        self.conditions: Final = tuple(conditions)
+        self._conditions: Final[dict[str, tuple[Condition, ...]]] = {}
+
+    def conditions_on(self, action: str) -> tuple[Condition, ...]:
+        """Conditions that speak about an action, whatever its resource."""
+        found = self._conditions.get(action)
+        if found is None:
+            found = conditions_on(action, self.conditions)
+            if len(self._conditions) < _CACHE_ACTIONS:
+                self._conditions[action] = found
+        return found
 
     def decide(self, request: Request) -> Decision:
         """Answer one question. Never raises: whatever goes wrong inside is a deny that says so."""
         try:
             if request.principal == self.agent:
                 found = self._decided.get((request.action, request.resource))
-                return found if found is not None else self._decide(request)
+                base = found if found is not None else self._decide(request)
+                return self._narrowed(request, base) if self.conditions else base
             reason = f"`{_shown(request.principal)}` is not the agent of this policy; report this as a bug of the kernel"
         except Exception as error:  # noqa: BLE001 - fail closed, whatever it is
             reason = f"the decision failed ({type(error).__name__}), so it is denied; report this as a bug of the kernel"
         return Decision(verdict=Verdict.DENY, reason=reason)
 
-    def visible(self, action: str, path: str) -> bool:
+    def _narrowed(self, request: Request, base: Decision) -> Decision:
+        conditions = self.conditions_on(request.action)
+        if not conditions or base.verdict is Verdict.DENY:
+            return base
+        facts = request.context.get("facts", NOTHING_KNOWN)
+        if not isinstance(facts, Facts):
+            raise TypeError("`facts` are no facts")
+        return narrow(base, conditions, subject(kind_of(request.action), request.resource), facts)
+
+    def visible(self, action: str, path: str, facts: Facts = NOTHING_KNOWN) -> bool:
         """Whether the agent may do an action on a canonical path, without asking anyone. Never raises."""
         try:
             rows = self._action(action)
             asked = subject(rows.kind, path)
-            return not any(row.matches(asked) for row in rows.forbids) and any(
-                row.matches(asked) for row in rows.permits
-            )
+            if any(row.matches(asked) for row in rows.forbids):
+                return False
+            if not any(row.matches(asked) for row in rows.permits):
+                return False
+            return not any(c.is_about(asked) and c.matches(facts) for c in self.conditions_on(action))
         except Exception:  # noqa: BLE001 - fail closed, whatever it is
             return False
 

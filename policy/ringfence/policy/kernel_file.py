@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ringfence.policy import resources as declarations
-from ringfence.policy import sections
+from ringfence.policy import sections, when
+from ringfence.policy.conditions import Condition, Environment
 from ringfence.policy.coverage import never_matching
-from ringfence.policy.manifest_types import Budgets, SandboxSpec
+from ringfence.policy.manifest_types import Budgets, Manifest, SandboxSpec
 from ringfence.policy.problems import ManifestError, Problem
 from ringfence.policy.reader import Fields, Numbers, Reader, header
 from ringfence.policy.resources import Auth, EffectDecl, ResourceDecl, SecretRef, read_resource
 from ringfence.policy.rules import Rule, Rules
 from ringfence.policy.strict_yaml import Node
+from ringfence.policy.types import Verdict
 
 __all__ = [
     "Auth",
@@ -29,11 +31,12 @@ __all__ = [
 
 KEYS: Final = {
     "": ("apiVersion", "kind", "spec"),
-    "spec": ("resources", "ceilings", "roles", "sandbox"),
-    "ceilings": ("deny", "ask", "budgets"),
-    "role": ("allow", "ask", "deny"),
+    "spec": ("resources", "ceilings", "roles", "untaint", "sandbox"),
+    "ceilings": ("deny", "ask", "when", "budgets"),
+    "role": ("roles", "environment", "allow", "ask", "deny", "when"),
     "sandbox": sections.KEYS["sandbox"],
     "budgets": sections.KEYS["budgets"],
+    **when.KEYS,
     **declarations.KEYS,
 }
 """All keys of the kernel file, by the mapping they stand in."""
@@ -45,6 +48,7 @@ class Ceilings:
 
     deny: tuple[Rule, ...] = ()
     ask: tuple[Rule, ...] = ()
+    when: tuple[Condition, ...] = ()
     budgets: Budgets = field(default_factory=Budgets)
 
     @property
@@ -54,12 +58,37 @@ class Ceilings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """What a manifest takes with `permissions.roles`.
+
+    Attributes:
+        roles: those that it takes itself.
+        environment: the only one whose resources whoever has it may use; empty: any.
+        rules: its own.
+        when: its own conditions.
+    """
+
+    roles: tuple[str, ...] = ()
+    environment: str = ""
+    rules: Rules = field(default_factory=Rules)
+    when: tuple[Condition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFile:
-    """The operator's file. Parsed, checked, immutable."""
+    """The operator's file. Parsed, checked, immutable.
+
+    Attributes:
+        roles: rules of each role with those of the roles that it takes.
+        declared_roles: roles as they were written.
+        untaint: calls that end the taint of the thread that makes them.
+    """
 
     resources: Mapping[str, ResourceDecl] = field(default_factory=dict[str, ResourceDecl])
     ceilings: Ceilings = field(default_factory=Ceilings)
     roles: Mapping[str, Rules] = field(default_factory=dict[str, Rules])
+    declared_roles: Mapping[str, Role] = field(default_factory=dict[str, Role])
+    untaint: tuple[Rule, ...] = ()
     sandbox: SandboxSpec = field(default_factory=SandboxSpec)
     later: tuple[Problem, ...] = ()
 
@@ -88,14 +117,16 @@ def parse_kernel_file(text: str, source: str = "ringfence.yaml") -> KernelFile:
     ):
         if (resource := read_resource(reader, key, node)) is not None:
             resources[key.text] = resource
-    roles: dict[str, Rules] = {}
-    for key, node in reader.free_mapping(nodes["roles"], "spec.roles") if "roles" in nodes else ():
-        if name := sections.read_name(reader, key, "spec.roles"):
-            roles[name] = _role(reader, name, node)
+    declared = _roles(reader, nodes["roles"]) if "roles" in nodes else {}
+    untaint = Numbers("kernel file", "u")
     result = KernelFile(
         resources=resources,
         ceilings=_ceilings(reader, nodes["ceilings"]) if "ceilings" in nodes else Ceilings(),
-        roles=roles,
+        roles={name: _with_inherited(name, declared) for name in declared},
+        declared_roles=declared,
+        untaint=reader.rules(nodes["untaint"], "spec.untaint", Verdict.ALLOW, untaint)
+        if "untaint" in nodes
+        else (),
         sandbox=sections.read_sandbox(reader, nodes["sandbox"]) if "sandbox" in nodes else SandboxSpec(),
         later=tuple(sorted(reader.later)),
     )
@@ -111,11 +142,108 @@ def _ceilings(reader: Reader, node: Node) -> Ceilings:
         if "budgets" in fields
         else Budgets()
     )
-    return Ceilings(deny=rules.deny, ask=rules.ask, budgets=budgets)
+    found: tuple[Condition, ...] = ()
+    if "when" in fields:
+        found = when.read_when(reader, fields["when"][1], "spec.ceilings.when", Numbers("ceilings", "cw"))
+    return Ceilings(deny=rules.deny, ask=rules.ask, when=found, budgets=budgets)
 
 
-def _role(reader: Reader, name: str, node: Node) -> Rules:
-    fields = reader.mapping(node, f"spec.roles.{name}", KEYS["role"])
-    rules = reader.rule_lists(fields, f"spec.roles.{name}", Numbers(f"role {name}", f"{name}."))
+def _roles(reader: Reader, node: Node) -> dict[str, Role]:
+    """Roles as they are written, without those that can't be read."""
+    places: dict[str, Node] = {}
+    roles: dict[str, Role] = {}
+    for key, value in reader.free_mapping(node, "spec.roles"):
+        if name := sections.read_name(reader, key, "spec.roles"):
+            places[name] = key
+            roles[name] = _role(reader, name, value)
+    for name, role in list(roles.items()):
+        unknown = [other for other in role.roles if other not in roles]
+        if unknown:
+            known = ", ".join(roles)
+            reader.wrong(
+                places[name], f"the role `{name}` takes `{unknown[0]}`, which is none", f"known here: {known}"
+            )
+            roles[name] = replace(role, roles=tuple(other for other in role.roles if other in roles))
+    for name in roles:
+        if name in lineage_of(name, roles)[1:]:
+            reader.wrong(
+                places[name], f"the role `{name}` takes itself", "take one of the roles out of the circle"
+            )
+            return {name: replace(role, roles=()) for name, role in roles.items()}
+    return roles
+
+
+def lineage_of(name: str, roles: Mapping[str, Role]) -> tuple[str, ...]:
+    """A role and all that it takes, itself or through others; the role itself first, and again where it takes itself."""
+    found = [name]
+    waiting = list(roles[name].roles)
+    while waiting:
+        other = waiting.pop(0)
+        if other not in found[1:]:
+            found.append(other)
+            waiting += roles[other].roles
+    return tuple(found)
+
+
+def _with_inherited(name: str, roles: Mapping[str, Role]) -> Rules:
+    parts = [roles[other].rules for other in lineage_of(name, roles)]
+    return Rules(
+        allow=tuple(rule for part in parts for rule in part.allow),
+        ask=tuple(rule for part in parts for rule in part.ask),
+        deny=tuple(rule for part in parts for rule in part.deny),
+    )
+
+
+def _role(reader: Reader, name: str, node: Node) -> Role:
+    what = f"spec.roles.{name}"
+    fields = reader.mapping(node, what, KEYS["role"])
+    rules = reader.rule_lists(fields, what, Numbers(f"role {name}", f"{name}."))
     reader.problems.extend(never_matching(rules))
-    return rules
+    found: tuple[Condition, ...] = ()
+    if "when" in fields:
+        found = when.read_when(
+            reader, fields["when"][1], f"{what}.when", Numbers(f"role {name}", f"{name}.w")
+        )
+    return Role(
+        roles=sections.read_names(reader, fields["roles"][1], f"{what}.roles") if "roles" in fields else (),
+        environment=sections.read_name(reader, fields["environment"][1], f"{what}.environment")
+        if "environment" in fields
+        else "",
+        rules=rules,
+        when=found,
+    )
+
+
+def conditions_of(manifest: Manifest, file: KernelFile) -> tuple[Condition, ...]:
+    """All conditions that hold for an agent: the ceilings', its own, its roles', and what its environments pin it to."""
+    found = [*file.ceilings.when, *manifest.when]
+    pins = [("pin", manifest.environment, "manifest", 0)]
+    taken = dict.fromkeys(
+        other
+        for role in manifest.roles
+        if role in file.declared_roles
+        for other in lineage_of(role, file.declared_roles)
+    )
+    for name in taken:
+        role = file.declared_roles[name]
+        found += role.when
+        pins.append((f"{name}.pin", role.environment, f"role {name}", 0))
+    for label, environment, origin, line in pins:
+        if environment:
+            found += pinned(label, environment, origin, line)
+    return tuple(found)
+
+
+def pinned(label: str, environment: str, origin: str, line: int) -> list[Condition]:
+    """What keeps an agent from resources of other environments; those without an environment stay."""
+    return [
+        Condition(
+            id=f"{label}-{family}",
+            action=f"{family}.*",
+            tests=(Environment(names=(environment,), other=True),),
+            text=f"environment: {environment}",
+            origin=origin,
+            line=line,
+        )
+        for family in when.DECLARED
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ringfence.policy import sections
+from ringfence.policy import sections, when
 from ringfence.policy.coverage import never_matching
 from ringfence.policy.manifest_types import Approvals, Budgets, Manifest, Restart, Run, SandboxSpec
 from ringfence.policy.problems import ManifestError, Problem
@@ -34,6 +34,7 @@ KEYS: Final = {
         "permissions",
         "delegates",
         "serve",
+        "environment",
         "when",
         "budgets",
         "approvals",
@@ -43,6 +44,7 @@ KEYS: Final = {
     ),
     "permissions": ("roles", "allow", "ask", "deny"),
     **sections.KEYS,
+    **when.KEYS,
 }
 """All keys of a manifest, by the mapping they stand in."""
 
@@ -82,7 +84,12 @@ def parse_manifest(text: str, source: str = "manifest") -> Manifest:
         if "delegates" in nodes
         else (),
         serve=sections.plain_value(nodes["serve"]) if "serve" in nodes else None,
-        when=sections.read_when(reader, nodes["when"]) if "when" in nodes else (),
+        environment=sections.read_name(reader, nodes["environment"], "spec.environment")
+        if "environment" in nodes
+        else "",
+        when=when.read_when(reader, nodes["when"], "spec.when", Numbers("manifest", "w"))
+        if "when" in nodes
+        else (),
         budgets=sections.read_budgets(reader, nodes["budgets"]) if "budgets" in nodes else Budgets(),
         approvals=sections.read_approvals(reader, nodes["approvals"])
         if "approvals" in nodes
@@ -98,7 +105,6 @@ def parse_manifest(text: str, source: str = "manifest") -> Manifest:
 
 _LATER: Final = {
     "serve": "leave it out",
-    "when": "leave it out, or deny the action",
 }
 """Keys of `spec` that parse and that this release can't enforce, with what to do meanwhile."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ringfence.policy.conditions import Condition
 from ringfence.policy.problems import Problem
 from ringfence.policy.rules import Rule, Rules
 from ringfence.policy.units import Rate
@@ -66,23 +67,6 @@ class SandboxSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
-    """One condition on facts.
-
-    Attributes:
-        action: action pattern it is about.
-        fact: the fact of `if`, such as `tainted`; empty where there is none.
-        then: verdict when the fact holds: `ask` or `deny`.
-        fresh_s: oldest that what it read may be; None where freshness isn't demanded.
-    """
-
-    action: str
-    fact: str = ""
-    then: str = ""
-    fresh_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
     """Quotas and budgets: rates by action pattern, totals by name, and the context window.
 
@@ -131,6 +115,8 @@ class Manifest:
         roles: roles of the kernel file that it takes.
         delegates: agents that it may start with rights of their own.
         serve: the `serve` section as plain values; None where there is none.
+        environment: the only one whose resources it may use; empty: any.
+        when: conditions on facts; they narrow what the rules say.
     """
 
     name: str
@@ -141,6 +127,7 @@ class Manifest:
     roles: tuple[str, ...] = ()
     delegates: tuple[str, ...] = ()
     serve: object = None
+    environment: str = ""
     when: tuple[Condition, ...] = ()
     budgets: Budgets = field(default_factory=Budgets)
     approvals: Approvals = field(default_factory=Approvals)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ringfence.policy import demands, kernel_file, manifest, resources, sections
+from ringfence.policy import demands, kernel_file, manifest, resources, sections, when
+from ringfence.policy.conditions import DAYS
 from ringfence.policy.reader import API_VERSION
 
 Schema = dict[str, Any]
@@ -21,6 +22,7 @@ _WORD: Final[Schema] = {"type": ["string", "number", "boolean"]}
 _SIZE: Final[Schema] = {"type": ["string", "integer"], "description": "bytes, such as 256Mi or 1Gi"}
 _COUNT: Final[Schema] = {"type": ["string", "number"], "description": "a number, such as 10000 or 200k"}
 _DURATION: Final[Schema] = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(ms|s|m|h|d)$"}
+_CLOCK: Final[Schema] = {"type": "string", "pattern": "^([01][0-9]|2[0-3]):[0-5][0-9]$"}
 _RATE: Final[Schema] = {"type": "string", "pattern": "^[0-9]+/[smhd]$"}
 _RULE: Final[Schema] = {
     "description": "one action with what it may be done to",
@@ -112,16 +114,49 @@ def _budgets() -> Schema:
 
 
 def _when() -> Schema:
-    return _object(
-        sections.KEYS["when"],
+    window = _object(
+        when.KEYS["hours"],
+        {
+            "from": _CLOCK,
+            "to": _CLOCK,
+            "days": {"type": "array", "items": _words(*DAYS), "minItems": 1},
+            "timezone": _TEXT,
+        },
+        ("from", "to", "timezone"),
+    )
+    amount = _object(
+        when.KEYS["amount"],
+        {"field": {"type": "string", "pattern": "^/"}, "over": _COUNT},
+        when.KEYS["amount"],
+    )
+    share: Schema = {"type": "string", "pattern": r"^[0-9]{1,2}(\.[0-9]+)?%$"}
+    asked = _object(
+        when.KEYS["if"],
+        {
+            "tainted": {"const": True},
+            "environment": {"anyOf": [_NAME, {"type": "array", "items": _NAME, "minItems": 1}]},
+            "created": {"type": "boolean"},
+            "hours": window,
+            "outside": window,
+            "amount": amount,
+            "budget": _object(
+                when.KEYS["share"], {"total": _words(*when.TOTALS), "over": share}, when.KEYS["share"]
+            ),
+        },
+    )
+    require = _object(when.KEYS["require"], {"fresh": _DURATION, "of": _RULES}, ("fresh",))
+    one = _object(
+        when.KEYS["when"],
         {
             "action": _TEXT,
-            "if": _words(*sections.FACTS),
+            "resource": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1}]},
+            "if": {"anyOf": [_words(*when.FACTS), {**asked, "minProperties": 1}]},
             "then": _words("ask", "deny"),
-            "require": _object(sections.KEYS["require"], {"fresh": _DURATION}, ("fresh",)),
+            "require": require,
         },
         ("action",),
     )
+    return {"type": "array", "items": one}
 
 
 def _file(
@@ -155,7 +190,8 @@ def manifest_schema() -> Schema:
             "permissions": permissions,
             "delegates": _NAMES,
             "serve": {},
-            "when": {"type": "array", "items": _when()},
+            "environment": _NAME,
+            "when": _when(),
             "budgets": _budgets(),
             "approvals": _object(sections.KEYS["approvals"], {"expire": _DURATION, "linger": _DURATION}),
             "restart": _object(
@@ -228,14 +264,28 @@ def kernel_schema() -> Schema:
             ("base",),
         ),
     ]
-    role = _object(kernel_file.KEYS["role"], {"allow": _RULES, "ask": _RULES, "deny": _RULES})
-    ceilings = _object(kernel_file.KEYS["ceilings"], {"deny": _RULES, "ask": _RULES, "budgets": _budgets()})
+    role = _object(
+        kernel_file.KEYS["role"],
+        {
+            "roles": _NAMES,
+            "environment": _NAME,
+            "allow": _RULES,
+            "ask": _RULES,
+            "deny": _RULES,
+            "when": _when(),
+        },
+    )
+    ceilings = _object(
+        kernel_file.KEYS["ceilings"],
+        {"deny": _RULES, "ask": _RULES, "when": _when(), "budgets": _budgets()},
+    )
     spec = _object(
         kernel_file.KEYS["spec"],
         {
             "resources": {"type": "object", "additionalProperties": {"oneOf": kinds}},
             "ceilings": ceilings,
             "roles": {"type": "object", "additionalProperties": role},
+            "untaint": _RULES,
             "sandbox": _sandbox(),
         },
     )

@@ -11,7 +11,6 @@ from ringfence.policy.demands import read_mounts, read_require
 from ringfence.policy.manifest_types import (
     Approvals,
     Budgets,
-    Condition,
     Restart,
     Run,
     SandboxSpec,
@@ -28,8 +27,6 @@ KEYS: Final = {
     "metadata": ("name", "labels"),
     "run": ("command", "workspace", "env"),
     "sandbox": ("backend", "workspace", "memory", "pids", "cpu", "disk", "timeout", "mounts", "require"),
-    "when": ("action", "if", "then", "require"),
-    "require": ("fresh",),
     "budgets": ("rate", "total", "context", "on_exhausted"),
     "context": ("max_tokens", "on_overflow"),
     "approvals": ("expire", "linger"),
@@ -42,7 +39,6 @@ TOTALS: Final = ("calls", "tokens", "usd", "destructive")
 BACKENDS: Final = ("native", "docker", "kubernetes")
 PRIORITIES: Final = ("low", "normal", "high")
 RESTARTS: Final = ("never", "on-failure", "always")
-FACTS: Final = ("tainted",)
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _LABEL_KEY: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,125}[A-Za-z0-9])?", re.ASCII)
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}", re.ASCII)
@@ -211,38 +207,6 @@ def _read_action(reader: Reader, node: Node, what: str) -> str:
         reader.wrong(node, error.message, error.fix)
         return ""
     return action
-
-
-def read_when(reader: Reader, node: Node) -> tuple[Condition, ...]:
-    """Conditions on facts."""
-    return tuple(_read_condition(reader, item) for item in reader.items(node, "spec.when"))
-
-
-def _read_condition(reader: Reader, node: Node) -> Condition:
-    fields = reader.mapping(node, "spec.when", KEYS["when"])
-    nodes = {key: value for key, (_, value) in fields.items()}
-    action, fact, then, fresh = "", "", "", None
-    if "action" in nodes:
-        action = _read_action(reader, nodes["action"], "spec.when.action")
-    else:
-        reader.wrong(node, "a condition has no `action`", "add `action: ACTION`")
-    if "if" in nodes:
-        fact = reader.choice(nodes["if"], "spec.when.if", FACTS, "")
-    if "then" in nodes:
-        then = reader.choice(nodes["then"], "spec.when.then", ("ask", "deny"), "")
-    if "require" in nodes:
-        require = reader.mapping(nodes["require"], "spec.when.require", KEYS["require"])
-        if "fresh" in require:
-            fresh = reader.duration(require["fresh"][1], "spec.when.require.fresh", 1.0)
-        else:
-            reader.wrong(nodes["require"], "`require` demands nothing", "write `require: {fresh: 15m}`")
-    if ("if" in nodes) != ("then" in nodes) or ("if" in nodes) == ("require" in nodes):
-        reader.wrong(
-            node,
-            "a condition has either `if` and `then`, or `require`",
-            "write `{action: A, if: tainted, then: ask}`",
-        )
-    return Condition(action=action, fact=fact, then=then, fresh_s=fresh)
 
 
 def read_budgets(reader: Reader, node: Node, what: str = "spec.budgets") -> Budgets:

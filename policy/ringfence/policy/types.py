@@ -31,7 +31,7 @@ class Request:
         action: row name, such as `fs.read`.
         resource: canonical resource.
         effect: `READ`, `WRITE`, `DESTROY` or `EXTERNAL`.
-        context: facts that the kernel recorded itself.
+        context: `facts`: what the kernel recorded itself (`policy.facts.Facts`). Without it, every condition matches.
     """
 
     principal: str
@@ -50,9 +50,15 @@ class Decision:
         rules: ids of the rules that made it so, most decisive first; empty where nothing matched.
         grants: ids of the grants used, empty on a deny.
         reason: one line for people, which names the rule's text or says that nothing allows it.
+        asks: ids of all that has to be approved where conditions ask too; empty: the first of `rules` stands for it.
+        facts: what conditions found, one line for each.
+        stale: whether nothing but the age of what was read is in the way.
     """
 
     verdict: Verdict
     rules: tuple[str, ...] = ()
     grants: tuple[str, ...] = ()
     reason: str = ""
+    asks: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+    stale: bool = False

@@ -92,6 +92,8 @@ async def run(call: Call, arguments: Arguments) -> Result:
     if found is None:
         version = f" in version {arguments.version}" if arguments.version else ""
         raise NoSuchResource(f"this agent has no artifact `{arguments.name or arguments.ref}`{version}")
+    if found.tainted:
+        call.taint(f"version {found.version} of the artifact `{found.name}`, which was kept under a taint")
     limit = min(arguments.limit or PART_BYTES_MAX, PART_BYTES_MAX)
     data = await call.env.artifacts.read(found.ref, arguments.offset, limit)
     return Result(

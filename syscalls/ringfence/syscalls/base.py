@@ -147,10 +147,14 @@ Atomic: TypeAlias = StateChange | CheckpointSave | Work
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateValue:
-    """One key as `state.get` finds it. `value` is JSON, None where there is no value."""
+    """One key as `state.get` finds it. `value` is JSON, None where there is no value.
+
+    `tainted_by`: the agent that wrote it, where it was tainted then; else empty.
+    """
 
     value: bytes | None
     version: int
+    tainted_by: str = ""
 
 
 class NeedsApproval(Exception):
@@ -352,6 +356,10 @@ class Call(Protocol):
     @property
     def progress(self) -> bytes | None:
         """What the crashed attempt recorded last, else None."""
+        ...
+
+    def taint(self, source: str) -> None:
+        """Say that the call has read something untrusted, what it was for people: its answer taints the thread."""
         ...
 
     def settle(self, used: Mapping[str, float]) -> None:

@@ -19,6 +19,7 @@ class HttpResource:
         headers: added to every request; hold the credential.
         effects: `(method, path pattern) -> effect`, first match counts; method `*` is any.
         idempotency_header: header that carries the effect id; None: the target takes no key.
+        untrusted: whether what it answers taints an agent.
         secrets: values that must not appear in a recorded response.
         unavailable: why no call may use it, and what the operator does about it; empty: it can be used.
     """
@@ -47,6 +48,7 @@ class LlmResource:
         max_output: most tokens of one reply.
         limit_key: the request's key that carries the limit of a reply.
         external: whether a call counts as leaving the system.
+        untrusted: whether what it answers taints an agent.
         timeout_s: longest wait for an answer, or for the next part of a streamed one.
         secrets: values that must not appear in a recorded response.
         unavailable: why no call may use it, and what the operator does about it; empty: it can be used.
@@ -73,11 +75,13 @@ class SqlResource:
 
     Attributes:
         dsn: how to connect to it; holds the credential.
+        untrusted: whether what it answers taints an agent.
         unavailable: why no call may use it, and what the operator does about it; empty: it can be used.
     """
 
     name: str
     dsn: str
+    untrusted: bool = False
     unavailable: str = ""
 
     def __repr__(self) -> str:

@@ -126,7 +126,7 @@ async def _send_once(call: Call, body: bytes) -> Answer:
     await call.check_live()
     try:
         async with asyncio.timeout(timeout_s):
-            return await _exchange(client, request, resource)
+            return await _exchange(call, client, request, resource)
     except TimeoutError:
         raise _failure(call, target, sent, f"did not answer within {timeout_s:g} s") from None
     except httpx.TransportError as error:
@@ -158,8 +158,13 @@ def _request(call: Call, target: Target, body: bytes, sent: Sent) -> httpx.Reque
     )
 
 
-async def _exchange(client: httpx.AsyncClient, request: httpx.Request, resource: HttpResource) -> Answer:
+async def _exchange(
+    call: Call, client: httpx.AsyncClient, request: httpx.Request, resource: HttpResource
+) -> Answer:
     response = await client.send(request, stream=True)
+    if resource.untrusted:
+        # A refusal of it says something too.
+        call.taint(f"the resource `{resource.name}`")
     try:
         encoding = response.headers.get("content-encoding", "").strip().lower()
         if encoding not in _READABLE_ENCODINGS:

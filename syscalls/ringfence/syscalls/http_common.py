@@ -76,7 +76,7 @@ def plan_http(method: str, url: str, headers: Mapping[str, str], env: Env) -> Pl
         canonical = canonical_url(url)
     except PatternError as error:
         raise InvalidRequest(f"the URL can't be used: {error}") from None
-    found = _resource_of(canonical, env.http.values())
+    found = resource_of(canonical, env.http.values())
     if found is None:
         declared = ", ".join(f"`{env.http[name].base}` ({name})" for name in sorted(env.http)) or "none"
         # A query may hold anything, so it is left out of the text.
@@ -104,8 +104,8 @@ def plan_http(method: str, url: str, headers: Mapping[str, str], env: Env) -> Pl
     )
 
 
-def _resource_of(url: str, resources: Iterable[HttpResource]) -> tuple[HttpResource, str] | None:
-    """The most specific declared resource that a canonical URL lies below, and the path below its base."""
+def resource_of(url: str, resources: Iterable[HttpResource]) -> tuple[HttpResource, str] | None:
+    """The most specific declared resource that a canonical URL lies below, and the path below its base; None: none."""
     best: tuple[int, HttpResource, str] | None = None
     target = split_url(url)
     for resource in resources:

@@ -33,7 +33,7 @@ class Peers(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFound:
-    """One entry of a memory that fits a query. `metadata` is JSON, `created_at` RFC 3339."""
+    """One entry of a memory that fits a query. `metadata` is JSON, `created_at` RFC 3339; `tainted`: whether who kept it was."""
 
     id: str
     text: str
@@ -42,6 +42,7 @@ class MemoryFound:
     score: float
     created_at: str
     agent: str
+    tainted: bool = False
 
 
 class Memory(Protocol):
@@ -56,13 +57,14 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactFound:
-    """One version of a named artifact."""
+    """One version of a named artifact. `tainted`: whether who kept it was."""
 
     name: str
     version: int
     ref: str
     media_type: str
     size_bytes: int
+    tainted: bool = False
 
 
 class Artifacts(Protocol):

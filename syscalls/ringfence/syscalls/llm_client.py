@@ -147,6 +147,8 @@ async def _exchange(call: Call, wanted: Ask, attempt: _Attempt, number: int) -> 
     )
     async with asyncio.timeout(resource.timeout_s):
         response = await client_of(keep=True).send(request, stream=True)
+    if resource.untrusted:
+        call.taint(f"the model host `{resource.name}`")
     try:
         if response.status_code != GOOD:
             return await _refused(call, wanted, response, attempt, number)

@@ -77,6 +77,9 @@ async def run(call: Call, arguments: Arguments) -> Result:
         limit=limit + 1,
         offset=arguments.offset,
     )
+    tainted = next((one for one in found[:limit] if one.tainted), None)
+    if tainted is not None:
+        call.taint(f"the memory `{tainted.id}`, which `{tainted.agent}` kept while it was tainted")
     entries = [
         MemoryEntry(
             id=one.id,

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import sqlglot
-from ringfence.syscalls.base import Env, Question
+from ringfence.syscalls.base import Call, Env, Question
 from ringfence.syscalls.declared import SqlResource
 from ringfence.syscalls.errors import InvalidRequest, NoSuchResource
 from ringfence.syscalls.refusals import refuse_unavailable
@@ -371,3 +371,9 @@ def _operators(tokens: tuple[Token, ...]) -> Iterator[str]:
 
 def _unique(tables: Iterable[Table]) -> tuple[Table, ...]:
     return tuple(dict.fromkeys(tables))
+
+
+def taint_by(call: Call, resource: SqlResource) -> None:
+    """Say that a database which the operator declared untrusted has been read."""
+    if resource.untrusted:
+        call.taint(f"the database `{resource.name}`")

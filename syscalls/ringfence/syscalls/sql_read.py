@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from ringfence.syscalls.base import Call, Env, Plan
 from ringfence.syscalls.declared import SqlResource
-from ringfence.syscalls.errors import InvalidRequest
+from ringfence.syscalls.errors import CallFailed, InvalidRequest
 from ringfence.syscalls.sql_common import (
     Kind,
     Statement,
@@ -16,6 +16,7 @@ from ringfence.syscalls.sql_common import (
     database_of,
     read_questions,
     refuse_system_tables,
+    taint_by,
 )
 from ringfence.syscalls.sql_target.read import read
 
@@ -72,5 +73,11 @@ def plan(arguments: Arguments, env: Env) -> Plan:
 async def run(call: Call, arguments: Arguments) -> Result:
     """Run it; see `read` for how it can fail."""
     target: Target = call.plan.data
-    answer = await read(call, target.resource, target.statement, arguments.parameters, arguments.limit)
+    try:
+        answer = await read(call, target.resource, target.statement, arguments.parameters, arguments.limit)
+    except CallFailed:
+        # Its text may quote what stands there.
+        taint_by(call, target.resource)
+        raise
+    taint_by(call, target.resource)
     return Result(columns=answer.columns, rows=answer.rows, truncated=answer.truncated)

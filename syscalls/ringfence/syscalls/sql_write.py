@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from ringfence.syscalls.base import Call, Effect, Env, Plan, Question, Rerun
 from ringfence.syscalls.declared import SqlResource
-from ringfence.syscalls.errors import InvalidRequest
+from ringfence.syscalls.errors import CallFailed, InvalidRequest
 from ringfence.syscalls.sql_common import (
     Kind,
     Statement,
@@ -16,6 +16,7 @@ from ringfence.syscalls.sql_common import (
     database_of,
     read_questions,
     refuse_system_tables,
+    taint_by,
 )
 from ringfence.syscalls.sql_target.write import Written, write
 from ringfence.syscalls.sql_target.write import recover as recover_write
@@ -80,7 +81,15 @@ def plan(arguments: Arguments, env: Env) -> Plan:
 async def run(call: Call, arguments: Arguments) -> Result:
     """Run it; see `write` for how it can fail."""
     target: Target = call.plan.data
-    return _result(await write(call, target.resource, target.statement, arguments.parameters))
+    try:
+        written = await write(call, target.resource, target.statement, arguments.parameters)
+    except CallFailed:
+        # Its text may quote what stands there.
+        taint_by(call, target.resource)
+        raise
+    if written.rows:
+        taint_by(call, target.resource)
+    return _result(written)
 
 
 async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
@@ -91,7 +100,10 @@ async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
         NoSuchResource: it can't be asked, because it is no longer declared or is unavailable.
     """
     # Not the plan's: there may be none, when what the statement was planned with is gone.
-    found = await recover_write(call, database_of(arguments.database, call.env))
+    resource = database_of(arguments.database, call.env)
+    found = await recover_write(call, resource)
+    if not isinstance(found, Rerun) and found.rows:
+        taint_by(call, resource)
     return found if isinstance(found, Rerun) else _result(found)
 
 

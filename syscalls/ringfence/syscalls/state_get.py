@@ -37,6 +37,8 @@ def plan(arguments: Arguments, env: Env) -> Plan:
 async def run(call: Call, arguments: Arguments) -> Result:
     """Read the key."""
     found = await call.env.state.get(arguments.key)
+    if found.tainted_by:
+        call.taint(f"the state key `{arguments.key}`, which `{found.tainted_by}` wrote while it was tainted")
     if found.value is None:
         return Result(found=False, value=None, version=found.version)
     return Result(found=True, value=msgspec.json.decode(found.value), version=found.version)

@@ -158,7 +158,7 @@ def test_lint_names_line_and_column(run, tmp_path) -> None:
 
 def test_lint_says_what_this_release_can_not_enforce(run, tmp_path) -> None:
     file = tmp_path / "agent.yaml"
-    file.write_text(MANIFEST + "  when: [{action: fs.read, if: tainted, then: deny}]\n")
+    file.write_text(MANIFEST + "  serve: {port: 80}\n")
     result = run("policy", "lint", file)
     assert result.exit_code == 2
     assert ":9:" in result.stderr

@@ -19,7 +19,7 @@ REWIND_TRIES = 5
 
 
 def _memory(values: Sequence[Any]) -> MemoryFound:
-    key, text, tags, metadata, score, created_at, agent = values
+    key, text, tags, metadata, score, created_at, agent, tainted = values
     moment: datetime = created_at
     return MemoryFound(
         id=f"e{key}",
@@ -29,6 +29,7 @@ def _memory(values: Sequence[Any]) -> MemoryFound:
         score=score,
         created_at=rfc3339(moment.astimezone(UTC)),
         agent=agent,
+        tainted=tainted,
     )
 
 
@@ -95,7 +96,15 @@ class AtomStore(StoreBase):
         )
         if row is None:
             return None
-        return ArtifactFound(name=row[0], version=row[1], ref=row[2], media_type=row[3], size_bytes=row[4])
+        name, version, ref, media_type, size_bytes, tainted = row
+        return ArtifactFound(
+            name=name,
+            version=version,
+            ref=ref,
+            media_type=media_type,
+            size_bytes=size_bytes,
+            tainted=tainted,
+        )
 
     async def keep_artifact(self, agent: AgentKey, found: ArtifactFound, step: int, branch: int) -> None:
         """Give an artifact its name, outside any call's transaction; its version is the next one.

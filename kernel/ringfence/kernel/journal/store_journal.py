@@ -220,6 +220,17 @@ class JournalStore(StoreBase):
         """
         return await self._first("state.get", StateVersion, {"key": key})
 
+    async def state_read(self, key: str) -> StateVersion | None:
+        """Read the current version of a key for an agent: with whether what wrote it was tainted.
+
+        Returns:
+            None: it never existed.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        return await self._first("state.read", StateVersion, {"key": key})
+
     async def state_version(self, key: str, version: int) -> StateVersion | None:
         """Read one version of a key, current or not.
 

@@ -34,6 +34,30 @@ class ReplayStore(StoreBase):
                 return
             pos = rows[-1].pos
 
+    async def fact_rows(self, key: AgentKey) -> AsyncIterator[StoredRow]:
+        """Walk the outcomes that say something about facts, over all branches, in the order they were recorded.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        pos = 0
+        while True:
+            rows = await self._all("replay.facts", stored_row, {"chain": key, "pos": pos, "limit": PAGE_ROWS})
+            for row in rows:
+                yield row
+            if len(rows) < PAGE_ROWS:
+                return
+            pos = rows[-1].pos
+
+    async def born_under(self, key: AgentKey) -> bytes | None:
+        """The body of the call that spawned an agent; None: it was submitted.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        found = await self._all("replay.born", bytes_of, {"agent": key})
+        return found[0] if found else None
+
     async def purged_grants(self, key: AgentKey) -> list[str]:
         """List grants that were revoked together with the results recorded under them.
 

@@ -347,10 +347,11 @@ class Rewound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateVersion:
-    """One version of one key of the shared state. `value` None: deleted."""
+    """One version of one key of the shared state. `value` None: deleted. `tainted`: whether who wrote it was, if it was looked for."""
 
     key: str
     version: int
     value: bytes | None
     agent: str
     step: int
+    tainted: bool = False

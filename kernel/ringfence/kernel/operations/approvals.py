@@ -100,7 +100,8 @@ async def _why(kernel: Kernel, record: ApprovalRecord, agent: str) -> list[str]:
     one: Rights | None = thread.rights
     while one is not None:
         head = "" if one is thread.rights else f"{one.agent}/"
-        texts |= {head + r.id: f"{head}{r.id} '{r.text}' of the {r.origin}" for r in one.policy.rules}
+        told = [*one.policy.rules, *one.policy.conditions]
+        texts |= {head + r.id: f"{head}{r.id} '{r.text}' of the {r.origin}" for r in told}
         one = one.parent
     rules = dict.fromkeys(str(ask[0]) for ask in record.asks)
     return [texts.get(rule, "the program itself" if rule == "program" else rule) for rule in rules]

@@ -7,16 +7,22 @@ import json
 import re
 import shlex
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
-from ringfence.kernel.journal.types import AgentKey, AgentRecord, GrantRecord, Phase
+from ringfence.kernel.facts import Marks, marks_of
+from ringfence.kernel.journal.types import AgentKey, AgentRecord, GrantRecord, Phase, StoredRow
 from ringfence.kernel.operations.kernel import Kernel, rfc3339
 from ringfence.kernel.ownership import parsed
 from ringfence.kernel.problems import Problem, bad_usage, conflict
+from ringfence.kernel.provenance import provenance
+from ringfence.kernel.replay import Lineage
 from ringfence.kernel.revocation import apply_epoch
+from ringfence.kernel.weighing import facts_for
 from ringfence.policy.actions import kind_of
 from ringfence.policy.canonical import canonical_path, canonical_url
+from ringfence.policy.kernel_file import conditions_of
 from ringfence.policy.manifest_types import Manifest
 from ringfence.policy.problems import ManifestError
 from ringfence.policy.rules import parse_rule, select_rules
@@ -189,6 +195,10 @@ async def policy_show(kernel: Kernel, name: str) -> dict[str, Any]:
         {"id": r.id, "verdict": str(r.verdict), "text": r.text}
         for r in kernel.ownership.resources.file.ceilings.rules
     ]
+    conditions = [
+        {"id": c.id, "verdict": str(c.then), "text": c.text, "origin": c.origin}
+        for c in conditions_of(thread.manifest, kernel.ownership.resources.file)
+    ]
     return {
         "agent": thread.id,
         "epoch": rights.epoch,
@@ -196,6 +206,8 @@ async def policy_show(kernel: Kernel, name: str) -> dict[str, Any]:
         "rules": rules,
         "parents": parents,
         "ceilings": ceilings,
+        "conditions": conditions,
+        "tainted": None if thread.facts.taint is None else thread.facts.taint.text,
     }
 
 
@@ -213,11 +225,15 @@ async def can_i(kernel: Kernel, name: str, action: str, resource: str) -> dict[s
     except ValueError as error:
         raise bad_usage(f"the resource `{resource}` can't be used: {error}") from error
     question = Question(action=action, resource=canonical)
-    decision = thread.rights.decide(question, kernel.core.table[action].effect.name)
+    facts = None
+    if thread.rights.conditions_on((question,)):
+        (facts,) = await facts_for(kernel.core, thread, thread.rights, (question,), None)
+    decision = thread.rights.decide(question, kernel.core.table[action].effect.name, facts)
     return {
         "verdict": decision.verdict.value,
         "rule": decision.rules[0] if decision.rules else None,
         "reason": decision.reason,
+        "because": list(decision.facts),
     }
 
 
@@ -240,7 +256,7 @@ async def explain(kernel: Kernel, name: str, step: int) -> dict[str, Any]:
         parent = await kernel.core.store.agent_by_key(key)
         if parent is not None:
             theirs = await _texts(kernel, key, parsed(parent))
-            texts |= {f"{parent.id}/{rule}": facts for rule, facts in theirs.items()}
+            texts |= {f"{parent.id}/{rule}": known for rule, known in theirs.items()}
     more: dict[str, list[str]] = body.get("while_running") or {}
     error: dict[str, str] = body.get("error") or {}
     wanted: list[str] = [*(body.get("rules") or []), *more.get("rules", [])]
@@ -251,26 +267,65 @@ async def explain(kernel: Kernel, name: str, step: int) -> dict[str, Any]:
         "effect": row.effect,
         "verdict": row.verdict,
         "outcome": row.outcome or None,
-        "rules": [_rule(r, texts.get(r, ("", "", ""))) for r in wanted],
+        "rules": [_rule(r, texts.get(r, ("", "", "", 0))) for r in wanted],
         "grants": body.get("grants") or [],
         "epoch": body.get("epoch"),
         "policy_version": body.get("policy_version"),
         "reason": error.get("message") or body.get("reason") or "",
         "point": body.get("point"),
+        "because": body.get("because") or [],
+        "facts": await _facts_of(kernel, record.key, rows),
     }
 
 
-async def _texts(kernel: Kernel, key: AgentKey, manifest: Manifest) -> dict[str, tuple[str, str, str]]:
-    """Text, origin and verdict of every rule of an agent, by id; those that are gone too."""
+async def _facts_of(kernel: Kernel, key: AgentKey, rows: Sequence[StoredRow]) -> dict[str, Any]:
+    """What the kernel knew when a step was decided, and where its arguments come from."""
+    marks = marks_of(rows[-1].body) or Marks()
+    found: dict[str, Any] = {
+        "tainted": None
+        if marks.tainted is None
+        else {"step": marks.tainted.step, "by": marks.tainted.source},
+        "taints": marks.taints or None,
+        "untaints": marks.untaints or None,
+        "provenance": [],
+    }
+    for row in rows:
+        arguments: object = json.loads(row.body).get("arguments")
+        if arguments is not None:
+            lineage = Lineage.of(row.branch, await kernel.core.store.branches(key)).parts
+            raw = json.dumps(arguments).encode()
+            found["provenance"] = await provenance(kernel.core, key, lineage, row.step, raw)
+            break
+    return found
+
+
+Known: TypeAlias = tuple[str, str, str, int]
+"""Text, origin, verdict and line of a rule or condition; line 0: it stands in no file."""
+
+
+async def _texts(kernel: Kernel, key: AgentKey, manifest: Manifest) -> dict[str, Known]:
+    """What is known of every rule and condition of an agent, by id; of those that are gone too."""
     file = kernel.ownership.resources.file
     known = [*manifest.rules, *(r for role in manifest.roles for r in file.roles.get(role, ()))]
-    texts = {r.id: (r.text, "manifest", str(r.verdict)) for r in known}
-    texts |= {r.id: (r.text, "ceiling", str(r.verdict)) for r in file.ceilings.rules}
+    texts: dict[str, Known] = {r.id: (r.text, "manifest", str(r.verdict), r.line) for r in known}
+    texts |= {r.id: (r.text, "ceiling", str(r.verdict), r.line) for r in file.ceilings.rules}
+    texts |= {c.id: (c.text, c.origin, str(c.then), c.line) for c in conditions_of(manifest, file)}
+    lines = {(str(r.verdict), r.text): r.line for r in reversed(known)}
     grants = await kernel.core.store.grants(key, active=False)
-    return texts | {g.id: (g.rule, g.origin, g.verdict) for g in grants}
+    for grant in grants:
+        line = lines.get((grant.verdict, grant.rule), 0) if grant.origin == "manifest" else 0
+        texts[grant.id] = (grant.rule, grant.origin, grant.verdict, line)
+    return texts
 
 
-def _rule(rule: str, facts: tuple[str, str, str]) -> dict[str, Any]:
-    text, origin, verdict = facts
+def _rule(rule: str, known: Known) -> dict[str, Any]:
+    text, origin, verdict, line = known
     agent, _, _ = rule.rpartition("/")
-    return {"id": rule, "text": text, "origin": origin, "verdict": verdict, "agent": agent or None}
+    return {
+        "id": rule,
+        "text": text,
+        "origin": origin,
+        "verdict": verdict,
+        "agent": agent or None,
+        "line": line or None,
+    }

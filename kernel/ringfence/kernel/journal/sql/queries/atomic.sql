@@ -68,7 +68,10 @@ taken as (
 ),
 noted as (insert into message_takes (message, step, branch) select key, taken_step, taken_branch from taken)
 select coalesce((select jsonb_build_object('id', key, 'from', sender, 'from_name', sender_name, 'is_json', is_json, 'body', body,
-    'sent_at_us', floor(extract(epoch from sent_at) * 1000000)::bigint) from taken), '{"again": true}'::jsonb)
+    'sent_at_us', floor(extract(epoch from sent_at) * 1000000)::bigint,
+    -- Whether its sender was tainted: that stands first in the row that sent it.
+    'tainted', exists (select from journal j where j.chain = sender_key and j.step = sender_step and j.phase = 1
+        and substring(j.body from 1 for 14) = '{"facts":{"tai'::bytea)) from taken), '{"again": true}'::jsonb)
 
 -- name: memory_append
 with q as (select $1::jsonb as j)

@@ -13,14 +13,19 @@ select owner from agents where key = %(key)s
 -- Without words the newest. A space of its own is the agent's alone; a named one is shared.
 select m.key, m.text, m.tags, m.metadata,
     case when %(query)s = '' then 0 else ts_rank(m.words, websearch_to_tsquery(%(language)s::regconfig, %(query)s)) end::float8,
-    m.created_at, a.id
+    m.created_at, a.id,
+    exists (select from journal j where j.chain = m.agent and j.step = m.step and j.phase = 1
+        and substring(j.body from 1 for 14) = '{"facts":{"tai'::bytea)
 from memories m join agents a on a.key = m.agent
 where not m.hidden and m.space = %(space)s and (%(space)s <> '' or m.agent = %(agent)s) and m.tags @> %(tags)s::text[]
     and (%(query)s = '' or m.words @@ websearch_to_tsquery(%(language)s::regconfig, %(query)s))
 order by 5 desc, m.key desc limit %(limit)s offset %(offset)s
 
 -- name: artifact
-select name, version, ref, media_type, size_bytes from artifacts
+select name, version, ref, media_type, size_bytes,
+    exists (select from journal j where j.chain = agent and j.step = artifacts.step and j.phase = 1
+        and substring(j.body from 1 for 14) = '{"facts":{"tai'::bytea)
+from artifacts
 where agent = %(agent)s and not hidden
     and case when %(ref)s = '' then name = %(name)s and (%(version)s = 0 or version = %(version)s) else ref = %(ref)s end
 order by version desc, created_at desc limit 1

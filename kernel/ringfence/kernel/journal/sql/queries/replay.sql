@@ -6,6 +6,18 @@ from journal
 where chain = %(chain)s and phase = 1 and effect_id <> '' and pos > %(pos)s
 order by pos limit %(limit)s
 
+-- name: facts
+-- Outcomes that say something about facts: it stands first in them.
+select chain, pos, phase, step, branch, lane, lane_step, action, resource, effect, verdict, outcome, digest, effect_id,
+    started_us, duration_us, body, hash
+from journal
+where chain = %(chain)s and phase = 1 and pos > %(pos)s and substring(body from 1 for 9) = '{"facts":'::bytea
+order by pos limit %(limit)s
+
+-- name: born
+select j.body from kin k join journal j on j.chain = k.parent and j.step = k.step and j.phase = 1
+where k.child = %(agent)s order by j.pos desc limit 1
+
 -- name: purged
 select body from journal where chain = %(chain)s and phase = 3 and action = 'revoke.purge' order by pos
 

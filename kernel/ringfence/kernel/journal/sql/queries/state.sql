@@ -1,6 +1,19 @@
 -- name: get
 select key, version, value, agent, step from state where key = %(key)s and version > 0
 
+-- name: read
+-- And whether what wrote it was tainted then, which stands first in its row. A rollback writes what stood before, so whoever
+-- ever wrote the same counts.
+select s.key, s.version, s.value, s.agent, s.step, exists (
+    select from agents a join journal j on j.chain = a.key and j.step = s.step and j.phase in (0, 1)
+    where a.id = s.agent and (
+        substring(j.body from 1 for 14) = '{"facts":{"tai'::bytea
+        or (j.action = 'rollback' and exists (
+            select from state_history h join agents b on b.id = h.agent
+                join journal w on w.chain = b.key and w.step = h.step and w.phase = 1
+            where h.key = s.key and h.value = s.value and substring(w.body from 1 for 14) = '{"facts":{"tai'::bytea)))) as tainted
+from state s where s.key = %(key)s and s.version > 0
+
 -- name: versions_after
 select key, version, value, agent, step from state_history
 where agent = %(agent)s and step > %(step)s order by key, version

@@ -8,12 +8,13 @@ import json
 import os
 import subprocess
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 from ringfence.sandbox.native import cgroups, identity, launcher
 from ringfence.sandbox.native.client import WardenClient
+from ringfence.sandbox.native.invocation import FLAGS_ON, parse
 from ringfence.sandbox.native.job import STDERR_NAME, STDOUT_NAME, UPPER_NAME, Job, Order
 from ringfence.sandbox.native.program import NativeProgram, end_recorded
 from ringfence.sandbox.specs import (
@@ -45,16 +46,22 @@ class NativeSandbox:
     A command whose changes grow over its disk limit is killed and reported as `ExitReason.DISK`; what it prints beyond
     a quarter of that limit is counted and dropped, beginning and end are kept, and it is not killed for it.
 
+    A program that is this interpreter is forked from a warm one that has imported what agents need. Where that could make
+    a difference (other variables or options of Python's, another interpreter, files that hide what is imported) it is executed.
+
     Args:
         data_dir: the kernel's data directory; records of running sandboxes lie in `sandboxes` below it.
+        warm_environment: variables that decide how Python starts, with the values that agents' programs have; a program with
+            others is executed. None: every program is. Trusted: the warm interpreter imports what it names.
     """
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, warm_environment: Mapping[str, str] | None = FLAGS_ON) -> None:
         self._data = data_dir
         self._records = data_dir / "sandboxes"
         self._root = self._records / "root"
         self._own: set[str] = set()
         self._warden: WardenClient | None = None
+        self._warm_environment = warm_environment
 
     @property
     def name(self) -> str:
@@ -171,14 +178,14 @@ class NativeSandbox:
     async def _launch(self, job: Job, stdin: bytes, outputs: tuple[int, ...]) -> NativeProgram:
         self._prepare()
         if self._warden is None or not self._warden.alive:
-            self._warden = WardenClient.start()
+            self._warden = WardenClient.start(self._warm_environment)
         name = job["name"]
         self._own.add(name)
         lent: list[int] = []
         try:
             for title, content in (("job", json.dumps(job).encode()), ("stdin", stdin)):
                 lent.append(_sealed(title, content))
-            program = await NativeProgram.launch(self._warden, _order(job), (*lent, *outputs))
+            program = await NativeProgram.launch(self._warden, self._order(job), (*lent, *outputs))
         except BaseException:
             self._own.discard(name)
             raise
@@ -187,6 +194,14 @@ class NativeSandbox:
                 os.close(descriptor)
         program.when_gone(lambda: self._own.discard(name))
         return program
+
+    def _order(self, job: Job) -> Order:
+        """The part of a job that its supervisor has to know."""
+        known = {name: value for name, value in job.items() if name in Order.__annotations__}
+        # Commands start another program sooner or later; only agents' own are worth the memory.
+        warm = self._warm_environment if job["image"] else None
+        known["warm"] = warm is not None and parse(job["argv"], job["env"], warm) is not None
+        return cast("Order", known)
 
     def _prepare(self) -> None:
         self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -221,11 +236,6 @@ class NativeSandbox:
             "disk_bytes": limits.disk_bytes,
             "timeout_s": limits.timeout_s,
         }
-
-
-def _order(job: Job) -> Order:
-    """The part of a job that its supervisor has to know."""
-    return cast("Order", {name: value for name, value in job.items() if name in Order.__annotations__})
 
 
 def _sealed(title: str, content: bytes) -> int:

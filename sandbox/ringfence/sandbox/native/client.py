@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from ringfence.sandbox.native import launcher
@@ -47,19 +47,23 @@ class WardenClient:
         self.alive = True
 
     @classmethod
-    def start(cls) -> WardenClient:
+    def start(cls, warm_environment: Mapping[str, str] | None = None) -> WardenClient:
         """Start a warden.
+
+        Args:
+            warm_environment: the environment that warm interpreters are started with; None: there are none.
 
         Raises:
             SandboxError: it can't be started.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         text = os.memfd_create("warden", os.MFD_CLOEXEC)
+        warm = None if warm_environment is None else dict(warm_environment)
         try:
             with theirs:
                 # `Popen` uses vfork: the fork handlers of gRPC, which can kill a child, are not run.
                 process = subprocess.Popen(
-                    launcher.command("warden", "main", str(theirs.fileno())),
+                    launcher.command("warden", "main", str(theirs.fileno()), json.dumps(warm)),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=text,

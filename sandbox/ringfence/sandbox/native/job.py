@@ -18,7 +18,7 @@ STDOUT_NAME, STDERR_NAME, UPPER_NAME, WORK_NAME, FORMAT_NAME = "stdout", "stderr
 
 
 class Order(TypedDict):
-    """What the warden has to know of a sandbox, and no more. Fields as in `Job`.
+    """What the warden has to know of a sandbox, and no more. Fields as in `Job`, and `warm`: a warm interpreter may do.
 
     INVARIANT: nothing secret is in here. Only the process that becomes the sandbox reads the job itself.
     """
@@ -35,6 +35,7 @@ class Order(TypedDict):
     cpu: float
     disk_bytes: int
     timeout_s: float
+    warm: bool
 
 
 class Job(TypedDict):
@@ -85,6 +86,18 @@ class Job(TypedDict):
 
 class Refused(Exception):
     """The sandbox can't be made as asked; the text is the user's line. Nothing has run."""
+
+
+class Become(BaseException):
+    """Leaves all code of the sandbox's own in the process that is the program from now on.
+
+    Attributes:
+        program: what the entry of the interpreter executes.
+    """
+
+    def __init__(self, program: object) -> None:
+        super().__init__()
+        self.program = program
 
 
 USERNS_FIX = (

@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, cast
 
 from ringfence.sandbox.native import linux, seccomp
@@ -20,6 +21,38 @@ from ringfence.sandbox.native.job import INSIDE_UID, USERNS_FIX, Refused, wall
 SOURCE = os.path.abspath(f"{os.path.dirname(__file__)}/../../..")
 """Where this package is imported from."""
 _ENTRY = "import sys; sys.path.insert(0, sys.argv[1]); from ringfence.sandbox.native import {0}; {0}.{1}(*sys.argv[2:])"
+_WARM_ENTRY = """
+import sys
+sys.path[:] = [entry for entry in sys.path if entry]
+_before = frozenset(sys.modules)
+sys.path.insert(0, sys.argv[1])
+from ringfence.sandbox.native import zygote as _zygote
+try:
+    _zygote.main(sys.argv[2], _before)
+except _zygote.Become as _become:
+    _program = _become.program
+try:
+    exec(_program.code, _program.namespace)
+except SystemExit:
+    raise
+except BaseException as _error:
+    _program.show(_error)
+    raise
+"""
+_NO_HOME = "/nonexistent"
+
+
+def warm_command(descriptor: int) -> list[str]:
+    """Command line of a warm zygote: the kernel's own interpreter as agents see it, with its site packages.
+
+    Nothing is imported from the working directory.
+    """
+    return [sys.executable, "-c", _WARM_ENTRY, SOURCE, str(descriptor)]
+
+
+def warm_environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Environment of a warm zygote; packages in a user's home are never loaded."""
+    return {**more, "HOME": _NO_HOME}
 
 
 def command(module: str, entry: str, *arguments: str) -> list[str]:

@@ -16,9 +16,13 @@ import os
 import select
 import signal
 import socket
+from typing import TYPE_CHECKING
 
 from ringfence.sandbox.native import confine, jail, linux
-from ringfence.sandbox.native.job import PACKET_BYTES, Job, Refused
+from ringfence.sandbox.native.job import PACKET_BYTES, Become, Job, Refused
+
+if TYPE_CHECKING:
+    from ringfence.sandbox.native.warm import Interpreter
 
 STOP, CONTINUE = b"stop", b"continue"
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -28,27 +32,43 @@ _PROGRAM_FIX = (
 _COMMAND_FIX = "name a program on the sandbox's PATH, or a file by a path with a slash"
 
 
-def main(job: Job, link: socket.socket, stdio: tuple[int, int, int]) -> None:
+def main(
+    job: Job, link: socket.socket, stdio: tuple[int, int, int], interpreter: Interpreter | None = None
+) -> None:
     """Run the sandbox; never returns.
 
     Args:
         job: what to run.
         link: to the warden. Its first packet names the controllers whose limits a control group holds.
         stdio: descriptors of the program's standard streams.
+        interpreter: this one, where it can become a program.
+
+    Raises:
+        Become: in the process that is to become the program.
     """
     try:
         go = link.recv(PACKET_BYTES)
         if not go:
             os._exit(1)
-        _run(job, link, stdio, frozenset(json.loads(go)))
+        _run(job, link, stdio, frozenset(json.loads(go)), interpreter)
+    except Become:
+        link.detach()  # it is closed, and its number may be another's soon
+        raise
     except Refused as refusal:
         with contextlib.suppress(OSError):
             link.send(json.dumps({"refused": str(refusal)}).encode())
-    finally:
+    except BaseException:  # noqa: BLE001 - there is nobody to tell
         os._exit(1)
+    os._exit(1)
 
 
-def _run(job: Job, link: socket.socket, stdio: tuple[int, int, int], groups: frozenset[str]) -> None:
+def _run(
+    job: Job,
+    link: socket.socket,
+    stdio: tuple[int, int, int],
+    groups: frozenset[str],
+    interpreter: Interpreter | None,
+) -> None:
     os.setsid()
     jail.build(job)
     _lend_views(job, link)
@@ -62,7 +82,7 @@ def _run(job: Job, link: socket.socket, stdio: tuple[int, int, int], groups: fro
     signal.signal(signal.SIGCHLD, _wake)
     if _hung_up(link):
         os._exit(1)
-    program = _start(job, stdio, groups)
+    program = _start(job, stdio, groups, interpreter)
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for standard in range(3):
         os.dup2(null, standard)
@@ -106,13 +126,14 @@ def _hung_up(link: socket.socket) -> bool:
     return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
 
 
-def _start(job: Job, stdio: tuple[int, int, int], groups: frozenset[str]) -> int:
-    """Fork and execute the program; returns its pid once the execution has worked."""
+def _start(
+    job: Job, stdio: tuple[int, int, int], groups: frozenset[str], interpreter: Interpreter | None
+) -> int:
+    """Fork and execute or become the program; returns its pid once that has worked."""
     path = _find(job)
     failure_read, failure_write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
-        report = json.dumps([0, "it could not be prepared"])
         try:
             signal.set_wakeup_fd(-1)
             confine.become_program(job, pids_in_group="pids" in groups, memory_in_group="memory" in groups)
@@ -122,13 +143,20 @@ def _start(job: Job, stdio: tuple[int, int, int], groups: frozenset[str]) -> int
             os.dup2(failure_write, 3, inheritable=False)
             linux.close_from(4)
             failure_write = 3
+            become = None if interpreter is None else interpreter.become(job, path)
+            if become is not None:
+                os.close(failure_write)
+                raise Become(become)
             os.execve(path, job["argv"], job["env"])  # noqa: S606 - there must be no shell
+        except Become:
+            raise
         except OSError as error:
             report = json.dumps([error.errno or 0, str(error.strerror)])
-        finally:
-            # Only a failure comes here. An execution that works closes the pipe without a word.
-            os.write(failure_write, report.encode())
-            os._exit(1)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the program does not run
+            report = json.dumps([0, f"it could not be prepared ({type(error).__name__}: {error})"])
+        # Only a failure comes here. An execution that works closes the pipe without a word.
+        os.write(failure_write, report.encode())
+        os._exit(1)
     os.close(failure_write)
     failure = os.read(failure_read, PACKET_BYTES)
     os.close(failure_read)

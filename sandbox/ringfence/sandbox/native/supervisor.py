@@ -49,7 +49,7 @@ class Supervisor:
         self,
         order: Order,
         descriptors: list[int],
-        fork: Callable[[list[int]], None],
+        fork: Callable[[bool, list[int]], None],
         emit: Callable[[dict[str, Any]], None],
     ) -> None:
         self._order = order
@@ -126,7 +126,7 @@ class Supervisor:
         forms.demand(order["require"], self._forms(), user_namespaces=order["uid"] is None)
         self._lent += [sink.take_writer() for sink in self._sinks]
         with self._far_end:
-            self._fork([*self._lent, self._far_end.fileno()])
+            self._fork(order["warm"], [*self._lent, self._far_end.fileno()])
         while self._lent:
             os.close(self._lent.pop())
         self._init = self._first_pid()

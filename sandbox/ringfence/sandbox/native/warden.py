@@ -17,7 +17,7 @@ import socket
 import threading
 from typing import Any, cast
 
-from ringfence.sandbox.native import launcher, linux
+from ringfence.sandbox.native import launcher, linux, zygote
 from ringfence.sandbox.native.job import PACKET_BYTES, Order
 from ringfence.sandbox.native.supervisor import KILL, Supervisor
 
@@ -27,47 +27,81 @@ _STACK_BYTES = 256 << 10
 _ZYGOTE_DESCRIPTOR = 3
 
 
-class Zygotes:
-    """Starts zygotes when they are needed and asks them to fork."""
+class Zygote:
+    """One zygote, started when it is needed and again when it has died."""
 
-    def __init__(self) -> None:
+    def __init__(self, argv: list[str], env: dict[str, str], *, greets: bool) -> None:
+        self._argv = argv
+        self._env = env
+        self._greets = greets
         self._lock = threading.Lock()
-        self._cold: socket.socket | None = None
+        self._link: socket.socket | None = None
+        self.refusal = ""
 
-    def fork(self, descriptors: list[int]) -> None:
+    def fork(self, descriptors: list[int]) -> bool:
         """Have the first process of a sandbox forked; what became of it comes over the last of the descriptors.
+
+        Returns:
+            False: this zygote can't be had, for the reason in `refusal`.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        with self._lock:
+            if self._link is not None:
+                try:
+                    socket.send_fds(self._link, [b"fork"], descriptors)
+                except OSError:
+                    self._link.close()  # it died since the last one
+                    self._link = None
+                else:
+                    return True
+            if self.refusal or not self._start():
+                return False
+            socket.send_fds(cast("socket.socket", self._link), [b"fork"], descriptors)
+            return True
+
+    def _start(self) -> bool:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), _ZYGOTE_DESCRIPTOR)]
+            os.posix_spawn(self._argv[0], self._argv, self._env, file_actions=actions, setsid=True)
+        if self._greets:
+            greeting = ours.recv(PACKET_BYTES)
+            if greeting != zygote.READY:
+                self.refusal = greeting.decode(errors="replace") or "it can't import what agents need"
+                ours.close()
+                return False
+        self._link = ours
+        return True
+
+
+class Zygotes:
+    """Both kinds: `cold` executes every program, `warm` is a Python with what agents need."""
+
+    def __init__(self, warm_environment: dict[str, str] | None) -> None:
+        self._cold = Zygote(launcher.command("zygote", "main", str(_ZYGOTE_DESCRIPTOR)), {}, greets=False)
+        self._warm: Zygote | None = None
+        if warm_environment is not None:
+            environment = launcher.warm_environment(warm_environment)
+            self._warm = Zygote(launcher.warm_command(_ZYGOTE_DESCRIPTOR), environment, greets=True)
+
+    def fork(self, warm: bool, descriptors: list[int]) -> None:
+        """Have the first process of a sandbox forked, from the warm one where that is wanted and can be.
 
         Raises:
             OSError: no zygote can be started.
         """
-        with self._lock:
-            if self._cold is not None:
-                try:
-                    socket.send_fds(self._cold, [b"fork"], descriptors)
-                except OSError:
-                    self._cold.close()  # it died since the last one
-                    self._cold = None
-                else:
-                    return
-            self._cold = _start_zygote()
-            socket.send_fds(self._cold, [b"fork"], descriptors)
-
-
-def _start_zygote() -> socket.socket:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        argv = launcher.command("zygote", "main", str(_ZYGOTE_DESCRIPTOR))
-        actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), _ZYGOTE_DESCRIPTOR)]
-        os.posix_spawn(argv[0], argv, {}, file_actions=actions, setsid=True)
-    return ours
+        if not (warm and self._warm is not None and self._warm.fork(descriptors)):
+            self._cold.fork(descriptors)
 
 
 class Warden:
     """All sandboxes of one kernel."""
 
-    def __init__(self, kernel: socket.socket) -> None:
+    def __init__(self, kernel: socket.socket, warm_environment: dict[str, str] | None) -> None:
         self._kernel = kernel
-        self._zygotes = Zygotes()
+        self._zygotes = Zygotes(warm_environment)
         self._lock = threading.Lock()
         self._watched: dict[str, tuple[Supervisor, threading.Thread]] = {}
 
@@ -120,8 +154,13 @@ class Warden:
             self._kernel.send(json.dumps(event).encode())
 
 
-def main(descriptor: str) -> None:
-    """Serve the kernel at the other end of a packet socket."""
+def main(descriptor: str, warm_environment: str) -> None:
+    """Serve the kernel at the other end of a packet socket.
+
+    Args:
+        descriptor: number of the socket.
+        warm_environment: the environment that warm interpreters are started with, as JSON; `null`: there are none.
+    """
     kernel = socket.socket(fileno=int(descriptor))
     os.set_inheritable(kernel.fileno(), False)
     linux.close_from(3, frozenset({kernel.fileno()}))
@@ -131,4 +170,6 @@ def main(descriptor: str) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     threading.stack_size(_STACK_BYTES)
-    Warden(kernel).serve()
+    # Nothing is ever found by a path that depends on where the kernel was started.
+    os.chdir("/")
+    Warden(kernel, json.loads(warm_environment)).serve()

@@ -1,0 +1,49 @@
+"""Gives a forked process the name, arguments and environment that tools such as `ps` show, as execution would."""
+
+# ruff: noqa: PTH123
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ringfence.sandbox.native import linux
+
+_PR_SET_NAME, _PR_SET_MM, _PR_SET_MM_MAP = 15, 35, 14
+_NAME_BYTES = 16
+_NO_FILE = 0xFFFFFFFF
+# Indices among the fields that follow the name in /proc/PID/stat.
+_START_CODE, _END_CODE, _START_STACK = 23, 24, 25
+_START_DATA, _END_DATA, _START_BREAK = 42, 43, 44
+_kept: list[Any] = []
+"""What the process's arguments and environment are read from by others: lives as long as the process."""
+
+
+def rename(name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    """Set what is shown of this process; where the host refuses, it stays as it was."""
+    with contextlib.suppress(OSError):
+        text = ctypes.create_string_buffer(os.fsencode(name)[: _NAME_BYTES - 1])
+        linux.prctl(_PR_SET_NAME, ctypes.addressof(text))
+        arguments = b"".join(os.fsencode(word) + b"\0" for word in argv)
+        environment = b"".join(os.fsencode(f"{key}={value}") + b"\0" for key, value in env.items())
+        area = ctypes.create_string_buffer(arguments + environment)
+        start = ctypes.addressof(area)
+        middle = start + len(arguments)
+        with open("/proc/self/stat", "rb") as file:
+            fields = [int(word) for word in file.read().rpartition(b")")[2].split()[1:]]
+        facts = [0, *fields]  # the state is not a number
+        places = [facts[index] for index in (_START_CODE, _END_CODE, _START_DATA, _END_DATA, _START_BREAK)]
+        words = [*places, _break(), facts[_START_STACK], start, middle, middle, middle + len(environment), 0]
+        layout = ctypes.create_string_buffer(struct.pack("=12QII", *words, 0, _NO_FILE))
+        linux.prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.addressof(layout), len(layout) - 1)
+        _kept.append(area)
+
+
+def _break() -> int:
+    libc: Any = ctypes.CDLL(None)
+    libc.sbrk.restype = ctypes.c_void_p
+    return libc.sbrk(0)

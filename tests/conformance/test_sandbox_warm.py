@@ -75,7 +75,8 @@ class Boxes:
         return Ran(ended.reason.value, ended.code, *texts)
 
     async def is_warm(self, *argv: str, **env: str) -> bool:
-        return (await self.run(self.warm, *(argv or ("python", "-c", IS_WARM)), **env)).out.strip() == "True"
+        done = await self.run(self.warm, *(argv or ("python", "-c", IS_WARM)), stdin=b"", **env)
+        return done.out.strip() == "True"
 
     async def both(self, *argv: str, stdin: bytes = b"", **env: str) -> Ran:
         """Run it in both and see that they agree."""
@@ -159,18 +160,22 @@ ENDS = {
 }
 
 
+IN_EVERY_WAY = ("exit 3", "an error", "a group of errors", "interrupted", "atexit", "no syntax", "globals")
+
+
 @pytest.mark.parametrize("how", ["script", "module", "code"])
+@pytest.mark.parametrize("boxes", UIDS[:1], indirect=True)
 async def test_every_end_is_that_of_a_fresh_interpreter(boxes: Boxes, how: str) -> None:
-    for name, text in ENDS.items():
+    for name in ENDS if how == "script" else IN_EVERY_WAY:
+        text = ENDS[name]
         (boxes.image / "it.py").write_bytes(b"print('\xe9')" if text is None else text.encode())
-        if how == "code" and text is None:
-            continue
         argv = {"script": ["it.py"], "module": ["-m", "it"], "code": ["-c", text or ""]}[how]
         done = await boxes.both("python", *argv)
         assert "zygote" not in done.err, name
     assert await boxes.is_warm()
 
 
+@pytest.mark.parametrize("boxes", UIDS[:1], indirect=True)
 async def test_what_differs_from_the_usual_is_executed(boxes: Boxes) -> None:
     assert await boxes.is_warm()
     assert await boxes.is_warm("python", "-u", "-B", "-c", IS_WARM)
@@ -194,6 +199,7 @@ async def test_what_differs_from_the_usual_is_executed(boxes: Boxes) -> None:
     assert (await boxes.both("python", "-m", "missing")).code == 1
 
 
+@pytest.mark.parametrize("boxes", UIDS[:1], indirect=True)
 async def test_a_file_that_hides_an_imported_module_is_imported(boxes: Boxes) -> None:
     text = "import json; print(getattr(json, 'MINE', 0))"
     (boxes.image / "it.py").write_text(text)

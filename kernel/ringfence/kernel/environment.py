@@ -22,6 +22,8 @@ from ringfence.sandbox.workspace import Workspace
 from ringfence.syscalls.base import StateValue
 from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
 
+PROGRAM_ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
+"""Of agents' own programs, beside that of commands: images are read-only, and logs are followed."""
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/sbin")
 
 
@@ -68,6 +70,17 @@ def interpreter_environment(names: Path) -> dict[str, str]:
     more = ":".join(str(p) for p in outside_prefix())
     found = {"PATH": path, "GRPC_EXPERIMENTS": GRPC_ENVIRONMENT["GRPC_EXPERIMENTS"]}
     return {**found, "PYTHONPATH": more} if more else found
+
+
+def command_environment(names: Path) -> dict[str, str]:
+    """The environment of every command and program, before what its manifest says. Arguments as for `interpreter_environment`."""
+    return {**interpreter_environment(names), "HOME": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108 - inside the sandbox
+
+
+def warm_environment(names: Path) -> dict[str, str]:
+    """What decides how an agent's Python starts, as long as its manifest says nothing else."""
+    usual = {**PROGRAM_ENVIRONMENT, **command_environment(names)}
+    return {name: value for name, value in usual.items() if name not in ("PATH", "HOME")}
 
 
 class SharedState:

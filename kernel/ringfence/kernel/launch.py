@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ringfence.kernel.config import Layout
 from ringfence.kernel.core import Core
+from ringfence.kernel.environment import PROGRAM_ENVIRONMENT
 from ringfence.kernel.problems import lost_files
 from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
@@ -61,8 +62,7 @@ def program_spec(thread: Thread, layout: Layout, token: str, fds: Sequence[int])
         agent=thread.id,
         argv=thread.manifest.run.command,
         env={
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONUNBUFFERED": "1",
+            **PROGRAM_ENVIRONMENT,
             **environment.command_env,
             "RINGFENCE_SOCKET": "/run/ringfence/syscall.sock",
             "RINGFENCE_TOKEN": token,

@@ -21,6 +21,7 @@ import uvloop
 from ringfence.kernel.config import LEASE_S, VERSION, Layout, Settings
 from ringfence.kernel.core import Core
 from ringfence.kernel.dispatch import Dispatcher
+from ringfence.kernel.environment import warm_environment
 from ringfence.kernel.failpoints import Failpoints
 from ringfence.kernel.journal.admin import check_dsn
 from ringfence.kernel.journal.anchor import Anchor, AnchorError
@@ -285,7 +286,7 @@ async def compose(
 
 
 async def _sandbox(layout: Layout, stack: contextlib.AsyncExitStack) -> NativeSandbox:
-    sandbox = NativeSandbox(layout.data)
+    sandbox = NativeSandbox(layout.data, warm_environment(layout.interpreter))
     stack.push_async_callback(sandbox.close)
     # A kernel adopts nothing: what an earlier one left running is ended before anything else happens.
     ended = await sandbox.sweep()

@@ -17,8 +17,8 @@ from ringfence.kernel.demands import demanded
 from ringfence.kernel.environment import (
     AgentEnvironment,
     SharedState,
+    command_environment,
     interpreter_directories,
-    interpreter_environment,
 )
 from ringfence.kernel.facts import Facts, Taint, earlier_runs, marks_of
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, Damaged, JournalError, StoredRow
@@ -295,9 +295,7 @@ class Ownership:
             sandbox=self.sandbox,
             limits=_limits([box, *(parsed(one).sandbox for one in above)]),
             command_env={
-                **interpreter_environment(self.layout.interpreter),
-                "HOME": "/tmp",  # noqa: S108 - inside the sandbox
-                "LANG": "C.UTF-8",
+                **command_environment(self.layout.interpreter),
                 **manifest.run.env,
             },
             readonly=(self.layout.interpreter, *interpreter_directories()),

@@ -134,20 +134,10 @@ def _start(
     failure_read, failure_write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
+        os.close(failure_read)
+        report = ""
         try:
-            signal.set_wakeup_fd(-1)
-            confine.become_program(job, pids_in_group="pids" in groups, memory_in_group="memory" in groups)
-            raised = [os.dup(descriptor) for descriptor in stdio]
-            for standard, descriptor in enumerate(raised):
-                os.dup2(descriptor, standard)
-            os.dup2(failure_write, 3, inheritable=False)
-            linux.close_from(4)
-            failure_write = 3
-            become = None if interpreter is None else interpreter.become(job, path)
-            if become is not None:
-                os.close(failure_write)
-                raise Become(become)
-            os.execve(path, job["argv"], job["env"])  # noqa: S606 - there must be no shell
+            _become(job, path, stdio, groups, interpreter, failure_write)
         except Become:
             raise
         except OSError as error:
@@ -165,6 +155,28 @@ def _start(
         hint = " (a script needs a `#!` line)" if code == errno.ENOEXEC else ""
         raise Refused(f"`{job['argv'][0]}` can't be executed: {reason}{hint}; {_fix(job)}")
     return pid
+
+
+def _become(
+    job: Job,
+    path: str,
+    stdio: tuple[int, int, int],
+    groups: frozenset[str],
+    interpreter: Interpreter | None,
+    failure: int,
+) -> None:
+    """In the process that is to be the program: the last steps. Never returns; `failure` is closed when it has worked."""
+    signal.set_wakeup_fd(-1)
+    confine.become_program(job, pids_in_group="pids" in groups, memory_in_group="memory" in groups)
+    raised = [os.dup(descriptor) for descriptor in stdio]
+    for standard, descriptor in enumerate(raised):
+        os.dup2(descriptor, standard)
+    linux.close_from(3, frozenset({failure}))
+    program = None if interpreter is None else interpreter.become(job, path)
+    if program is not None:
+        os.close(failure)
+        raise Become(program)
+    os.execve(path, job["argv"], job["env"])  # noqa: S606 - there must be no shell
 
 
 def _fix(job: Job) -> str:

@@ -7,7 +7,7 @@ those of the zygote; objects from before the fork are out of sight of the garbag
 """
 
 # Standard library only, on strings: pathlib is not loaded here, and need not be.
-# ruff: noqa: PTH100, PTH112, PTH116, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH109, PTH110, PTH100, PTH112, PTH116, PTH117, PTH118, PTH119, PTH120, PTH123, PTH208
 
 from __future__ import annotations
 

@@ -310,8 +310,7 @@ def _calm_collector() -> None:
 def _let_helpers_wait() -> None:
     """Keep gRPC's polling thread from interrupting the event loop each time that a reply wakes it.
 
-    As a batch thread it runs when the loop has nothing to do, and then hands over many events at once: a fifth of the
-    thread switches for a call.
+    As a batch thread it runs when the loop has nothing to do, and hands over many events at once: a fifth of the switches.
     """
     for path in Path("/proc/self/task").iterdir():
         if int(path.name) != os.getpid():

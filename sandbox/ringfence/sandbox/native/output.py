@@ -45,7 +45,7 @@ class Sink:
         self._tail = bytearray()
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self.total_bytes = 0
-        self.source, self._writer = os.pipe2(os.O_CLOEXEC)
+        self.source, self.writer = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self.source, False)
 
     @property
@@ -73,15 +73,15 @@ class Sink:
 
     def take_writer(self) -> int:
         """The end to write to, which is the caller's from now on."""
-        writer, self._writer = self._writer, -1
+        writer, self.writer = self.writer, -1
         return writer
 
     def close(self) -> None:
         """Close what `finish` has not closed."""
-        for descriptor in (self.source, self._writer, self._file):
+        for descriptor in (self.source, self.writer, self._file):
             if descriptor >= 0:
                 os.close(descriptor)
-        self.source = self._writer = self._file = -1
+        self.source = self.writer = self._file = -1
 
     def finish(self) -> None:
         """Take the rest, write the last part and close."""

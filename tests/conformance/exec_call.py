@@ -53,6 +53,8 @@ class Environment:
 
     agent = "agent-1"
     readonly: Sequence[Path] = ()
+    mounts: Mapping[Path, Path] = MappingProxyType({})
+    require: Sequence[str] = ()
     http: Mapping[str, Any] = MappingProxyType({})
     sql: Mapping[str, Any] = MappingProxyType({})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import sys
 from pathlib import Path
@@ -65,6 +66,14 @@ def lives(pid: object) -> bool:
         return False
 
 
+def end(pid: int) -> None:
+    """Kill it and wait until it is dead: before, it may still take orders that it can't follow."""
+    pidfd = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([pidfd], [], [], 30)[0]
+    os.close(pidfd)
+
+
 async def runs(box: NativeSandbox, place: Path) -> bool:
     return await (await box.start(spec_of(place))).wait() == Exit(reason=ExitReason.EXIT, code=0)
 
@@ -122,7 +131,7 @@ async def test_a_dead_zygote_is_replaced_and_its_sandboxes_live_on(
 ) -> None:
     program = await native.start(spec_of(place, "sleep", "1000"))
     [zygote] = zygotes_of(native.warden_pid)
-    os.kill(zygote, signal.SIGKILL)
+    end(zygote)
     assert await runs(native, place)
     assert not lives(zygote)
     assert lives(program.identity["pid"])

@@ -19,7 +19,7 @@ POLICIES = {
     "none": "everything allowed",
     "readers": "reading alone",
     "roles": "roles by the kind of task",
-    # later
+    "facts": "the same, with conditions on facts",
 }
 DESKS = 3
 QUICK_USERS = {

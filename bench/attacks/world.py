@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,16 +57,15 @@ def without_conditions(text: str) -> str:
 
 def kernel_file(ports: list[int]) -> str:
     """The operator's file, with the resources of one desk repeated for each."""
-    lines: list[str] = []
-    for line in (HERE / "kernel.yaml").read_text().splitlines():
-        if BARE_PORT not in line:
-            lines.append(line)
-            continue
-        name, rest = line.split(":", 1)
-        lines += [
-            f"{name}-{number}:{rest.replace(BARE_PORT, f':{port}/')}" for number, port in enumerate(ports)
-        ]
-    return "\n".join(lines) + "\n"
+    yaml = YAML()
+    document: Any = yaml.load((HERE / "kernel.yaml").read_text())
+    declared = document["spec"]["resources"].pop("tools")
+    for number, port in enumerate(ports):
+        base = declared["base"].replace(BARE_PORT, f":{port}/")
+        document["spec"]["resources"][f"tools-{number}"] = {**copy.deepcopy(declared), "base": base}
+    out = io.StringIO()
+    yaml.dump(document, out)
+    return out.getvalue()
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 
 class Target:
@@ -65,6 +66,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif mood == "echo":
             body = json.dumps({"seen": dict(self.headers.items()), "token": token}).encode()
             self._answer(200, body, x_echo=token, set_cookie="session=1")
+        elif mood in ("say", "complain"):
+            words = unquote(self.path.partition("?")[2])
+            self._answer(200 if mood == "say" else 404, words.encode())
         elif mood == "fail":
             self._answer(500, b"broken")
         else:

@@ -15,7 +15,7 @@ def test_both_examples_are_accepted_and_supported() -> None:
     manifest, conditions, kernel_file = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
     assert parse_manifest(manifest).unsupported() == []
     spec = manifest.partition("  when:")[0] + "".join(f"  {line}\n" for line in conditions.splitlines())
-    assert len(parse_manifest(spec).when) == 8
+    assert len(parse_manifest(spec).when) == 9
     assert set(parse_kernel_file(kernel_file).roles) == {"reader", "clerk"}
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ringfence.kernel.journal.types import Phase, Row, StoredRow
+from ringfence.kernel.told import Telling
 from ringfence.policy.facts import Read
 from ringfence.policy.when import READS
 from ringfence.sandbox.snapshots import SnapshotError
@@ -55,10 +56,12 @@ class History:
     Attributes:
         reads: by action and resource.
         created: paths and `state KEY`s that the thread made itself and that are its own still.
+        told: what it was told by those whom the operator trusts.
     """
 
     reads: dict[tuple[str, str], Known] = field(default_factory=dict[tuple[str, str], Known])
     created: set[str] = field(default_factory=set[str])
+    told: Telling = field(default_factory=Telling)
     _waiting: list[StoredRow | Row] | None = None
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 

@@ -168,6 +168,7 @@ def _http(declared: ResourceDecl, secrets: Secrets) -> HttpResource:
         base=declared.base,
         headers=headers,
         effects=tuple((e.method, e.path, Effect[e.effect.upper()]) for e in declared.effects),
+        vouches=tuple((v.method, v.path, v.fields) for v in declared.vouches),
         idempotency_header=declared.idempotency_header or None,
         timeout_s=declared.timeout_s,
         untrusted=declared.untrusted,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ringfence.policy.conditions import Amount, Created, Environment, Share
 from ringfence.policy.facts import Facts
+from ringfence.policy.hearsay import Hearsay
 from ringfence.policy.matcher import match_name
 from ringfence.syscalls.base import Question
 from ringfence.syscalls.http_common import resource_of
@@ -42,7 +43,9 @@ async def facts_for(
     kinds = {type(test) for item in asked for test in item.tests}
     if Created in kinds:
         await thread.history.catch_up(core, thread)
-    given = _arguments(arguments) if Amount in kinds and arguments is not None else None
+    looked_into = not kinds.isdisjoint((Amount, Hearsay))
+    given = _arguments(arguments) if looked_into and arguments is not None else None
+    told = await thread.history.told.to(core, thread) if Hearsay in kinds else None
     shares = thread.budgets.shares() if Share in kinds else None
     taint = thread.facts.taint
     return tuple(
@@ -54,6 +57,7 @@ async def facts_for(
             now=datetime.now(UTC),
             arguments=given,
             shares=shares,
+            told=told,
         )
         for question in questions
     )

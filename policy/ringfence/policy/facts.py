@@ -31,6 +31,19 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a thread has from those whom the operator trusts.
+
+    Attributes:
+        input: what it was submitted with.
+        values: of fields that resources vouch for, folded as `hearsay.folded` does.
+    """
+
+    input: str = ""
+    values: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """What is known of one question. A field that is None can't be known now: a condition on it counts as matched.
 
@@ -42,6 +55,7 @@ class Facts:
         now: an aware time.
         arguments: the call's arguments as JSON values; `json` is a body that is JSON, read.
         shares: of each total with a limit the part that is used or held, from 0.
+        told: what the thread has from those whom the operator trusts.
     """
 
     tainted: str | None = None
@@ -51,6 +65,7 @@ class Facts:
     now: datetime | None = None
     arguments: object = None
     shares: Mapping[str, float] | None = None
+    told: Told | None = None
 
 
 NOTHING_KNOWN: Final = Facts()

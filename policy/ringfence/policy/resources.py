@@ -13,10 +13,14 @@ from ringfence.policy.matcher import compile_pattern
 from ringfence.policy.problems import PatternError
 from ringfence.policy.reader import Reader
 from ringfence.policy.strict_yaml import Items, Node, Scalar, Table
+from ringfence.policy.vouching import VouchDecl, read_vouches
 
 KEYS: Final = {
     "postgres": ("type", "dsn", "embedded", "environment", "untrusted"),
-    "http": ("type", "base", "auth", "effects", "idempotency_header", "environment", "untrusted", "timeout"),
+    "http": (
+        *("type", "base", "auth", "effects", "idempotency_header", "environment", "untrusted", "timeout"),
+        "vouches",
+    ),
     "llm": (
         *("type", "base", "protocol", "models", "price", "max_output", "limit_key", "effect"),
         *("auth", "environment", "untrusted", "timeout"),
@@ -94,6 +98,7 @@ class ResourceDecl:
         auth: http and llm: credential, None for none.
         effects: http: in the order of the file, the first match counts.
         idempotency_header: http: header that carries the effect id; empty where the target takes no key.
+        vouches: http: in the order of the file, the first match counts.
         timeout_s: http and llm: longest wait for an answer.
         protocol: llm.
         models: llm: patterns of the model names it serves.
@@ -113,6 +118,7 @@ class ResourceDecl:
     base: str = ""
     auth: Auth | None = None
     effects: tuple[EffectDecl, ...] = ()
+    vouches: tuple[VouchDecl, ...] = ()
     idempotency_header: str = ""
     timeout_s: float = 30.0
     protocol: str = "openai"
@@ -295,7 +301,10 @@ def _http(reader: Reader, base: ResourceDecl, nodes: Mapping[str, Node]) -> Reso
         header = reader.text(nodes["idempotency_header"], f"{base.name}.idempotency_header") or ""
         if header:
             _check_header(reader, nodes["idempotency_header"], header)
-    return replace(base, effects=tuple(effects), idempotency_header=header)
+    vouches: tuple[VouchDecl, ...] = ()
+    if "vouches" in nodes:
+        vouches = read_vouches(reader, nodes["vouches"], f"{base.name}.vouches", _effect_key)
+    return replace(base, effects=tuple(effects), idempotency_header=header, vouches=vouches)
 
 
 def _effect_key(reader: Reader, key: Scalar) -> tuple[str, str]:
@@ -310,7 +319,7 @@ def _effect_key(reader: Reader, key: Scalar) -> tuple[str, str]:
     except PatternError as error:
         reader.wrong(key, error.message, error.fix)
     if "?" in path:
-        reader.wrong(key, "an effect can't depend on a query", "write the path alone")
+        reader.wrong(key, "it can't depend on a query", "write the path alone")
     return method, path
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ringfence.policy import demands, kernel_file, manifest, resources, sections, when
 from ringfence.policy.conditions import DAYS
+from ringfence.policy.hearsay import SOURCES
 from ringfence.policy.reader import API_VERSION
 
 Schema = dict[str, Any]
@@ -142,6 +143,7 @@ def _when() -> Schema:
             "budget": _object(
                 when.KEYS["share"], {"total": _words(*when.TOTALS), "over": share}, when.KEYS["share"]
             ),
+            "hearsay": _hearsay(),
         },
     )
     require = _object(when.KEYS["require"], {"fresh": _DURATION, "of": _RULES}, ("fresh",))
@@ -157,6 +159,14 @@ def _when() -> Schema:
         ("action",),
     )
     return {"type": "array", "items": one}
+
+
+def _hearsay() -> Schema:
+    field: Schema = {"type": "string", "pattern": "^/"}
+    fields: Schema = {"type": "array", "items": field, "minItems": 1}
+    sources: Schema = {"type": "array", "items": _words(*SOURCES), "minItems": 1}
+    shape = {"fields": {"anyOf": [field, fields]}, "vouched_by": sources}
+    return {"anyOf": [field, fields, _object(when.KEYS["hearsay"], shape, ("fields",))]}
 
 
 def _file(
@@ -239,6 +249,8 @@ def kernel_schema() -> Schema:
         "timeout": _DURATION,
     }
     number: Schema = {"type": "number", "minimum": 0}
+    field: Schema = {"type": "string", "pattern": "^/"}
+    fields: Schema = {"type": "array", "items": field, "minItems": 1}
     kinds = [
         _resource("postgres", {"dsn": {"anyOf": [_TEXT, _SECRET]}, "embedded": {"type": "boolean"}}, ()),
         _resource(
@@ -247,6 +259,7 @@ def kernel_schema() -> Schema:
                 **web,
                 "effects": {"type": "object", "additionalProperties": _words(*resources.EFFECTS)},
                 "idempotency_header": _TEXT,
+                "vouches": {"type": "object", "additionalProperties": {"anyOf": [field, fields]}},
             },
             ("base",),
         ),

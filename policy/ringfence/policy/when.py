@@ -19,6 +19,7 @@ from ringfence.policy.conditions import (
     Tainted,
     Test,
 )
+from ringfence.policy.hearsay import SOURCES, Hearsay
 from ringfence.policy.problems import PatternError
 from ringfence.policy.reader import Fields, Numbers, Reader
 from ringfence.policy.rules import Rule, compile_rule_pattern
@@ -29,10 +30,11 @@ from ringfence.policy.units import parse_count
 
 KEYS: Final = {
     "when": ("action", "resource", "if", "then", "require"),
-    "if": ("tainted", "environment", "created", "hours", "outside", "amount", "budget"),
+    "if": ("tainted", "environment", "created", "hours", "outside", "amount", "budget", "hearsay"),
     "hours": ("from", "to", "days", "timezone"),
     "amount": ("field", "over"),
     "share": ("total", "over"),
+    "hearsay": ("fields", "vouched_by"),
     "require": ("fresh", "of"),
 }
 """Keys of each mapping."""
@@ -283,6 +285,33 @@ def _share(text: str) -> float | None:
     return None if found is None else float(found[1] + (found[2] or "")) / 100
 
 
+def _hearsay(reader: Reader, node: Node, what: str) -> Test | None:
+    vouched_by = SOURCES
+    place = node
+    if not isinstance(node, Items | Scalar):
+        fields = reader.mapping(node, what, KEYS["hearsay"])
+        if "fields" not in fields:
+            reader.wrong(node, f"`{what}` names no `fields`", "write `{hearsay: /json/to}`")
+            return None
+        place = fields["fields"][1]
+        if "vouched_by" in fields:
+            listed = reader.items(fields["vouched_by"][1], f"{what}.vouched_by")
+            chosen = {reader.choice(item, f"{what}.vouched_by", SOURCES, "input") for item in listed}
+            vouched_by = tuple(source for source in SOURCES if source in chosen)
+            if not vouched_by:
+                reader.wrong(node, f"`{what}.vouched_by` names nobody", "write `[input]`")
+    pointers: list[str] = []
+    for item in place.items if isinstance(place, Items) else [place]:
+        pointer = reader.text(item, what)
+        if pointer is not None and _POINTER.fullmatch(pointer) is None:
+            reader.wrong(item, f"`{pointer}` is no place among arguments", "write `/json/to`")
+        elif pointer is not None:
+            pointers.append(pointer)
+    if isinstance(place, Items) and not place.items:
+        reader.wrong(place, f"`{what}` names no field, so it can never hold", "write `/json/to`")
+    return Hearsay(fields=tuple(pointers), vouched_by=vouched_by) if pointers and vouched_by else None
+
+
 _READERS: Final[dict[str, Callable[[Reader, Node, str], Test | None]]] = {
     "tainted": _tainted,
     "environment": _environment,
@@ -291,6 +320,7 @@ _READERS: Final[dict[str, Callable[[Reader, Node, str], Test | None]]] = {
     "outside": _hours,
     "amount": _amount,
     "budget": _budget,
+    "hearsay": _hearsay,
 }
 
 

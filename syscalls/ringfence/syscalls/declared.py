@@ -20,6 +20,7 @@ class HttpResource:
         effects: `(method, path pattern) -> effect`, first match counts; method `*` is any.
         idempotency_header: header that carries the effect id; None: the target takes no key.
         untrusted: whether what it answers taints an agent.
+        vouches: `(method, path pattern) -> JSON pointers` of fields of its answers that are its own word; first match counts.
         secrets: values that must not appear in a recorded response.
         unavailable: why no call may use it, and what the operator does about it; empty: it can be used.
     """
@@ -30,6 +31,7 @@ class HttpResource:
     effects: Sequence[tuple[str, str, Effect]]
     idempotency_header: str | None
     untrusted: bool = False
+    vouches: Sequence[tuple[str, str, tuple[str, ...]]] = ()
     timeout_s: float = 30.0
     secrets: Sequence[str] = ()
     unavailable: str = ""

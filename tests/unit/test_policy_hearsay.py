@@ -1,0 +1,193 @@
+"""Hearsay: what stands in the input or in a vouched field, and what does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ringfence.policy.facts import Facts, Told
+from ringfence.policy.hearsay import Hearsay, folded, stands_in
+from ringfence.policy.kernel_file import parse_kernel_file
+from ringfence.policy.manifest import parse_manifest
+from ringfence.policy.problems import ManifestError
+
+PROMPT = "Pay GB29NWBK60161331926819 and tell john.doe@example.com (Spotify's boss). Amount: 12.50."
+
+
+@pytest.mark.parametrize(
+    ("word", "stands"),
+    [
+        ("GB29NWBK60161331926819", True),
+        ("gb29nwbk60161331926819", True),
+        ("GB29NWBK6016133192681", False),
+        ("B29NWBK60161331926819", False),
+        ("john.doe@example.com", True),
+        ("doe@example.com", False),
+        ("john.doe@example", False),
+        ("john", False),
+        ("john.doe@example.com.evil.test", False),
+        ("Spotify", True),
+        ("boss", True),
+        ("12.50", True),
+        ("12", False),
+        ("50", False),
+        ("evil", False),
+    ],
+)
+def test_a_word_stands_by_itself(word: str, stands: bool) -> None:
+    assert stands_in(folded(word), folded(PROMPT)) is stands
+
+
+WORDS = st.text(alphabet="ab1.@_-", min_size=1, max_size=8).filter(
+    lambda w: w[0].isalnum() and w[-1].isalnum()
+)
+
+
+@given(WORDS, WORDS)
+def test_a_word_between_spaces_is_found_and_within_another_is_not(word: str, other: str) -> None:
+    assert stands_in(word, f"{other} {word} {other}") is True
+    assert stands_in(word, f"x{word}") is False
+    assert stands_in(word, f"{word}@x") is False
+    assert stands_in(word, f"a.{word}") is False
+
+
+@given(st.text(max_size=12), st.text(max_size=40))
+def test_no_text_breaks_it(word: str, text: str) -> None:
+    if stands_in(folded(word), folded(text)):
+        assert folded(word) in folded(text)
+
+
+def holds(arguments: Any, told: Told | None, *, fields: tuple[str, ...] = ("/json/to",), **more: Any) -> str:
+    return Hearsay(fields=fields, **more).holds(Facts(arguments=arguments, told=told))
+
+
+TOLD = Told(input=PROMPT, values=frozenset({"known@example.com", "7"}))
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        "known@example.com",
+        "KNOWN@example.com",
+        "john.doe@example.com",
+        7,
+        12.5,
+        None,
+        "",
+        [],
+        True,
+        ["known@example.com", "Spotify"],
+    ],
+)
+def test_what_is_vouched_for_or_not_there_is_no_hearsay(to: Any) -> None:
+    # 12.5 is written as 12.50 in the input, so it is another word.
+    found = holds({"json": {"to": to}}, TOLD)
+    assert (found == "") is (to != 12.5)
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        "evil@example.com",
+        8,
+        ["known@example.com", "evil@example.com"],
+        {"a": {"b": ["evil"]}},
+        "nown@example.com",
+    ],
+)
+def test_anything_else_is(to: Any) -> None:
+    found = holds({"json": {"to": to}}, TOLD)
+    assert found.startswith("`/json/to` holds `")
+    assert "neither the agent's input nor an answer that is vouched for names" in found
+
+
+def test_what_can_not_be_known_counts_as_hearsay() -> None:
+    assert holds(None, TOLD)
+    assert holds({"json": {"to": "Spotify"}}, None)
+    assert holds({"body": "AAAA"}, TOLD) == "the body of the request can't be read"
+    assert holds({"url": "x"}, TOLD, fields=("/to",)) == ""
+
+
+def test_each_source_by_itself() -> None:
+    known, named = {"json": {"to": "known@example.com"}}, {"json": {"to": "Spotify"}}
+    assert holds(known, TOLD, vouched_by=("input",))
+    assert not holds(named, TOLD, vouched_by=("input",))
+    assert not holds(known, TOLD, vouched_by=("answers",))
+    assert "not an answer that is vouched for names" in holds(named, TOLD, vouched_by=("answers",))
+
+
+MANIFEST = """apiVersion: ringfence/v1
+kind: Agent
+metadata: {name: a}
+spec:
+  run: {command: [a]}
+  permissions: {allow: [http.post: "http://a.test/**"]}
+  when:
+    - {action: http.post, if: {hearsay: %s}, then: ask}
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "fields", "vouched_by"),
+    [
+        ("/json/to", ("/json/to",), ("input", "answers")),
+        ("[/json/to, /json/cc]", ("/json/to", "/json/cc"), ("input", "answers")),
+        ("{fields: /json/to, vouched_by: [answers, input]}", ("/json/to",), ("input", "answers")),
+        ("{fields: [/json/to], vouched_by: [input]}", ("/json/to",), ("input",)),
+    ],
+)
+def test_its_forms(written: str, fields: tuple[str, ...], vouched_by: tuple[str, ...]) -> None:
+    (condition,) = parse_manifest(MANIFEST % written).when
+    assert condition.tests == (Hearsay(fields=fields, vouched_by=vouched_by),)
+    # Its own text is a form, and says the same.
+    again = parse_manifest(MANIFEST.replace("{hearsay: %s}", f"{{{condition.tests[0].text}}}")).when
+    assert again[0].tests == condition.tests
+
+
+@pytest.mark.parametrize(
+    ("written", "column", "words"),
+    [
+        ("to", 41, "is no place among arguments"),
+        ("[]", 41, "names no field"),
+        ("{vouched_by: [input]}", 41, "names no `fields`"),
+        ("{fields: /json/to, vouched_by: []}", 41, "names nobody"),
+        ("{fields: /json/to, vouched_by: [friends]}", 73, "friends"),
+        ("{fields: /json/to, by: [input]}", 60, "by"),
+    ],
+)
+def test_its_mistakes_are_told_with_their_place(written: str, column: int, words: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        parse_manifest(MANIFEST % written, "m.yaml")
+    assert f"m.yaml:8:{column}: " in str(caught.value)
+    assert words in str(caught.value)
+
+
+KERNEL = """apiVersion: ringfence/v1
+kind: Kernel
+spec:
+  resources:
+    a:
+      type: http
+      base: "http://a.test"
+      vouches: %s
+"""
+
+
+def test_what_a_resource_vouches_for() -> None:
+    told = parse_kernel_file(KERNEL % '{"GET /a/*": /items/*/to, "* /b": [/x, /y~1z/0]}')
+    assert [(v.method, v.path, v.fields) for v in told.resources["a"].vouches] == [
+        ("GET", "/a/*", ("/items/*/to",)),
+        ("*", "/b", ("/x", "/y~1z/0")),
+    ]
+    for wrong, words in (
+        ('{"GET /a": x}', "is no field of an answer"),
+        ('{"GET /a": /x*}', "is no field of an answer"),
+        ('{"GET /a": []}', "vouches for nothing"),
+        ('{"/a": /x}', "is no method and path"),
+        ("[a]", "vouches"),
+    ):
+        with pytest.raises(ManifestError) as caught:
+            parse_kernel_file(KERNEL % wrong, "k.yaml")
+        assert words in str(caught.value), wrong

@@ -25,6 +25,7 @@ from ringfence.policy.types import Request, Verdict
 from ringfence.sandbox.native import NativeSandbox
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.types import Limits
+from ringfence.sandbox.usage import Meter
 from ringfence.sandbox.workspace import Workspace
 from ringfence.syscalls import errors, exec_run
 from ringfence.syscalls.base import Effect, Question
@@ -71,6 +72,7 @@ class Environment:
         self.scratch_root = place / "scratch"
         grants = [(f"g{number}", parse_rule(text)) for number, text in enumerate(allow)]
         self.policy = AgentPolicy(self.agent, grants, [parse_rule(text, "deny") for text in deny])
+        self.meter = Meter(self.workspace, 1 << 30)
         self._lock = asyncio.Lock()
 
     def visible(self, action: str, path: str) -> bool:

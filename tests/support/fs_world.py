@@ -15,6 +15,7 @@ from ringfence.policy.engine import AgentPolicy
 from ringfence.policy.manifest import parse_rule
 from ringfence.policy.types import Request, Verdict
 from ringfence.sandbox.snapshots import SnapshotStore
+from ringfence.sandbox.usage import Meter
 from ringfence.sandbox.workspace import Workspace
 from ringfence.syscalls import errors
 
@@ -27,7 +28,11 @@ class Env:
     snapshots: SnapshotStore
     policy: AgentPolicy
     agent: str = "a1"
+    disk_bytes: int = 1 << 30
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.meter = Meter(self.workspace, self.disk_bytes)
 
     def visible(self, action: str, path: str) -> bool:
         return self.policy.visible(action, path)

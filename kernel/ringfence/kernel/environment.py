@@ -18,6 +18,7 @@ from ringfence.kernel.shelves import AgentArtifacts, AgentMemory
 from ringfence.policy.facts import NOTHING_KNOWN, Facts
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.types import Limits, Sandbox, SandboxError
+from ringfence.sandbox.usage import Meter
 from ringfence.sandbox.workspace import Workspace
 from ringfence.syscalls.base import StateValue
 from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
@@ -149,6 +150,7 @@ class AgentEnvironment:
         self.http = http
         self.sql = sql
         self.llm = llm
+        self.meter = Meter(workspace, limits.disk_bytes)
         self._rights = rights
         self.known: Callable[[], Facts] = lambda: NOTHING_KNOWN  # set once there is a thread
         self._masks: set[str] | None = None
@@ -199,6 +201,7 @@ class AgentEnvironment:
     def forget_masks(self) -> None:
         """The tree changed in ways not listed: read it again."""
         self._masks = None
+        self.meter.forget()
 
     async def rights_changed(self, rights: Rights) -> None:
         """Decide visibility and masks under new rights from now on."""

@@ -26,6 +26,7 @@ from ringfence.policy.engine import AgentPolicy
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.types import Verdict
 from ringfence.sandbox.trees import copy_tree
+from ringfence.sandbox.usage import Meter
 from ringfence.sandbox.workspace import Workspace, WorkspaceError
 from ringfence.syscalls.errors import BudgetExhausted, InvalidRequest
 from ringfence.syscalls.fs_common import refusal
@@ -147,6 +148,7 @@ class AgentNursery:
         """Make the child's files where no agent is yet, and reserve its totals."""
         await self.settle(step, born=False)
         core, parent, manifest = self.house.core, self._parent, newborn.manifest
+        box = manifest.sandbox
         key = await core.store.new_agent_key()
         cradle = Cradle(child=f"{manifest.name}-{short_id()}", key=key, reserved={})
         self.cradles[step] = cradle
@@ -163,7 +165,7 @@ class AgentNursery:
         async with parent.environment.lock():
             try:
                 source = parent.environment.workspace.canonical(workspace) if workspace else None
-                await asyncio.to_thread(_fill, parent, source, home, policy, uid)
+                await asyncio.to_thread(_fill, parent, source, home, policy, uid, box.disk_bytes)
             except WorkspaceError as error:
                 raise refusal(error) from error
             except OSError as error:
@@ -210,7 +212,9 @@ class AgentNursery:
         await asyncio.to_thread(shutil.rmtree, home, ignore_errors=True)
 
 
-def _fill(parent: Thread, source: str | None, home: Path, policy: AgentPolicy, uid: int | None) -> None:
+def _fill(
+    parent: Thread, source: str | None, home: Path, policy: AgentPolicy, uid: int | None, disk_bytes: int
+) -> None:
     """Copy what the parent may read of a part of its workspace, to the same paths, and make the program image of it."""
     home.mkdir(mode=0o700, parents=True)
     live = home / "live"
@@ -218,8 +222,9 @@ def _fill(parent: Thread, source: str | None, home: Path, policy: AgentPolicy, u
     if uid is not None:
         os.chown(live, uid, uid)
     if source is not None:
-        kept = _kept(parent, source)
+        kept = _kept(parent, source, disk_bytes)
         copy_tree(_live(parent), live, skip=lambda path: path not in kept, uid=uid)
+        Meter(Workspace(live), disk_bytes).check()
     (home / "scratch").mkdir(mode=0o711)
     (home / "logs").mkdir(mode=0o700)
     hidden = set(policy.masks(info.path for info in Workspace(live).walk()))
@@ -230,7 +235,7 @@ def _live(parent: Thread) -> Path:
     return parent.environment.scratch_root.parent / "live"
 
 
-def _kept(parent: Thread, source: str) -> set[str]:
+def _kept(parent: Thread, source: str, disk_bytes: int) -> set[str]:
     """Paths to copy: what the parent may read at or beneath `source`, and the directories that lead there."""
     environment = parent.environment
     top = environment.workspace.stat(source)
@@ -238,9 +243,12 @@ def _kept(parent: Thread, source: str) -> set[str]:
     readable = [info for info in found if environment.visible("fs.read", info.path)]
     if not readable:
         raise WorkspaceError("NoSuchResource", f"nothing of `{source}` may be read by `{parent.id}`")
-    if sum(info.size_bytes for info in readable) > WORKSPACE_BYTES_MAX:
+    most = min(WORKSPACE_BYTES_MAX, disk_bytes, environment.limits.disk_bytes)
+    if sum(info.size_bytes for info in readable) > most:
         raise WorkspaceError(
-            "InvalidRequest", f"`{source}` has more than {WORKSPACE_BYTES_MAX} bytes; name a part of it"
+            "InvalidRequest",
+            f"`{source}` has more than the {most} bytes that a child's workspace may hold; name a part of it, or give "
+            "the child a larger `sandbox.disk`",
         )
     kept = {info.path for info in readable}
     for path in list(kept):

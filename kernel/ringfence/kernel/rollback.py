@@ -126,6 +126,7 @@ class Rollback:
         environment = thread.environment
         await descent.end_children(self._core, self._processes, undo.others)
         async with environment.lock():
+            environment.meter.forget()  # whatever comes of it; a rollback is refused for no size
             covers = await self._take_point(thread, undo, step)
             await self._core.failpoints.reach("rollback:before_restore", thread.id)
             if undo.files is not None and undo.files.items:

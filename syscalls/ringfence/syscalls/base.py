@@ -33,6 +33,7 @@ import msgspec
 from ringfence.policy.types import Resource, Verdict
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.types import Limits, Sandbox
+from ringfence.sandbox.usage import Meter
 from ringfence.sandbox.workspace import Workspace
 from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
 from ringfence.syscalls.lent import Lent
@@ -230,6 +231,11 @@ class Env(Lent, Protocol):
     @property
     def require(self) -> Sequence[str]:
         """Walls that its sandboxes have to have, as `CommandSpec.require`."""
+        ...
+
+    @property
+    def meter(self) -> Meter:
+        """The size of the live workspace, and its limit. For whoever holds the lock."""
         ...
 
     @property

@@ -13,6 +13,7 @@ from ringfence.sandbox import changes as overlay
 from ringfence.sandbox.changes import Change, ChangesError, ChangeSet
 from ringfence.sandbox.names import shown
 from ringfence.sandbox.snapshots import PointManifest, SnapshotError
+from ringfence.sandbox.usage import changed
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import errors, fs_common
 from ringfence.syscalls.base import Call, Effect, Env, Question
@@ -109,6 +110,22 @@ async def protect(call: Call, upper: Path, changes: ChangeSet) -> PointManifest:
     return manifest
 
 
+async def admit(call: Call, upper: Path, changes: ChangeSet, manifest: PointManifest) -> None:
+    """Look whether the workspace may hold what the changes make of it. The caller holds its lock.
+
+    Raises:
+        CallFailed: it may not; nothing was applied.
+    """
+
+    def look() -> None:
+        call.env.meter.admit(changed(upper, changes, manifest.paths))
+
+    try:
+        await fs_common.in_thread(look)
+    except WorkspaceError as error:
+        raise errors.CallFailed(f"{error}; nothing was applied") from error
+
+
 def covers_of(manifest: PointManifest) -> list[str]:
     """What people see that a point covers: all paths, or the outermost ones where that would be too many."""
     paths = [entry.path for entry in manifest.paths]
@@ -141,6 +158,7 @@ async def _apply(call: Call, upper: Path, changes: ChangeSet, manifest: PointMan
     try:
         await fs_common.in_thread(lambda: apply_all(env, upper, changes), effect=True)
     except ChangesError as error:
+        env.meter.forget()
         try:
             await fs_common.in_thread(lambda: _put_back(env, manifest), effect=True)
         except (SnapshotError, WorkspaceError) as worse:
@@ -209,6 +227,9 @@ async def commit_staged(call: Call, scratch: Path, changes: ChangeSet, manifest:
     async with call.env.lock():
         if await fs_common.in_thread(lambda: _in_already(call, manifest)):
             return  # an approval that a crash cut off after the changes were in
+        _, untouched = await fs_common.in_thread(lambda: compare(call, manifest))
+        if untouched:  # otherwise a crash left them half in, and they have to go in whole
+            await admit(call, upper, changes, manifest)
         try:
             await commit(call, upper, changes, manifest)
         except ChangesError as error:
@@ -253,7 +274,9 @@ async def commit(call: Call, upper: Path, changes: ChangeSet, manifest: PointMan
     """Apply a change set behind its point, after one last look at policy and lease."""
     await call.failpoint("before_apply")
     await call.check_live()
+    grows = await fs_common.in_thread(lambda: changed(upper, changes, manifest.paths))
     await _apply(call, upper, changes, manifest)
+    call.env.meter.add(grows)
     await call.failpoint("after_apply")
 
 

@@ -108,6 +108,7 @@ async def run(call: Call, arguments: Arguments) -> Result:
                 return result
             result = msgspec.structs.replace(result, changed=list(changes.paths()))
             manifest = await exec_changes.protect(call, ended.upper, changes)
+            await exec_changes.admit(call, ended.upper, changes, manifest)
             await call.record(msgspec.json.encode(exec_changes.record_of(call, result, changes, manifest)))
             if Verdict.ASK not in verdicts:
                 await exec_changes.commit(call, ended.upper, changes, manifest)
@@ -197,6 +198,7 @@ async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
             if untouched and not await _still_allowed(call, changes):
                 await fs_common.in_thread(lambda: overlay.discard(scratch), effect=True)
                 return Rerun.RERUN
+            call.env.meter.forget()
             try:
                 await fs_common.in_thread(
                     lambda: exec_changes.apply_all(call.env, upper, changes), effect=True

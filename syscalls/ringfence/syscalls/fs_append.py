@@ -7,6 +7,7 @@ import hashlib
 import msgspec
 from ringfence.sandbox import content
 from ringfence.sandbox.snapshots import PointManifest
+from ringfence.sandbox.usage import written
 from ringfence.syscalls import fs_common
 from ringfence.syscalls.base import Call, Env, Plan, Question, Rerun
 from ringfence.syscalls.fs_common import Change
@@ -42,6 +43,8 @@ async def run(call: Call, arguments: Arguments) -> Result:
         fs_common.resolve_again(env, arguments.path, path)
         old = env.workspace.existing_file(path)
         expect = fs_common.new_parents(env, path)
+        size = len(arguments.data) + (0 if old is None else old.size_bytes)
+        grows = written(old, size, len(expect))
         if old is None:
             digest = hashlib.sha256(arguments.data).hexdigest()
         else:
@@ -51,6 +54,7 @@ async def run(call: Call, arguments: Arguments) -> Result:
             paths=list(expect),
             expect=expect,
             effect=lambda: env.workspace.append(path, arguments.data),
+            grows=grows,
             extra={"path": path},
         )
 

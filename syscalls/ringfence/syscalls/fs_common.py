@@ -15,6 +15,7 @@ from ringfence.sandbox import content
 from ringfence.sandbox.names import parent, shown
 from ringfence.sandbox.records import PathInfo
 from ringfence.sandbox.snapshots import PointManifest, PointPath, SnapshotError
+from ringfence.sandbox.usage import Usage, removed
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import errors
 from ringfence.syscalls.base import Call, Env, Question, Rerun
@@ -56,12 +57,14 @@ class Change:
         expect: fingerprint each is expected to have afterwards, or how to find it from the before-images.
         effect: does it; returns what the result is made of.
         beneath: whether a directory among the paths stands for all beneath it.
+        grows: what it makes of the size of the workspace; None: all of the paths go.
         extra: kept in the point for recovery.
     """
 
     paths: Sequence[str]
     expect: Mapping[str, str] | Callable[[Sequence[PointPath]], Mapping[str, str]]
     effect: Callable[[], Any]
+    grows: Usage | None
     beneath: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -203,6 +206,8 @@ async def protected(call: Call, prepare: Callable[[], Change]) -> Any:
 
     def capture() -> tuple[Change, PointManifest]:
         change = prepare()
+        if change.grows is not None:
+            call.env.meter.admit(change.grows)
         store = call.env.snapshots
         manifest = store.capture(
             f"p{call.step}",
@@ -226,7 +231,9 @@ async def protected(call: Call, prepare: Callable[[], Change]) -> Any:
     try:
         done = await in_thread(change.effect, effect=True)
     except WorkspaceError as error:
+        call.env.meter.forget()
         raise refusal(error) from error
+    call.env.meter.add(removed(manifest.paths) if change.grows is None else change.grows)
     await call.failpoint("after_effect")
     return done
 
@@ -258,6 +265,7 @@ async def settle(call: Call, finish: Callable[[PointManifest], None]) -> PointMa
                 return Rerun.RERUN
             if not done:
                 await call.check_live()
+                env.meter.forget()
                 await in_thread(lambda: finish(manifest), effect=True)
                 done, _ = await in_thread(lambda: _compare(call, manifest))
                 if not done:

@@ -73,6 +73,7 @@ async def run(call: Call, arguments: Arguments) -> Result:
                 paths=doomed,
                 expect=dict.fromkeys(doomed, content.ABSENT),
                 effect=lambda: env.workspace.delete(path, arguments.recursive),
+                grows=None,
             )
 
         return Result(removed=await fs_common.protected(call, prepare))

@@ -10,6 +10,7 @@ import msgspec
 from ringfence.sandbox import content
 from ringfence.sandbox.names import WORKSPACE, beneath
 from ringfence.sandbox.snapshots import PointManifest, PointPath
+from ringfence.sandbox.usage import Usage
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import errors, fs_common
 from ringfence.syscalls.base import Call, Env, Plan, Question, Rerun
@@ -97,6 +98,7 @@ async def run(call: Call, arguments: Arguments) -> Result:
             paths=[*parents, *names, *targets],
             expect=lambda entries: _expected(entries, parents, source, moved.to),
             effect=lambda: env.workspace.move(source, moved.to),
+            grows=Usage(entries=len(parents)),
             extra={"path": source, "to": moved.to},
         )
 

@@ -7,6 +7,7 @@ import hashlib
 import msgspec
 from ringfence.sandbox import content
 from ringfence.sandbox.snapshots import PointManifest
+from ringfence.sandbox.usage import written
 from ringfence.syscalls import errors, fs_common
 from ringfence.syscalls.base import Call, Env, Plan, Question, Rerun
 from ringfence.syscalls.fs_common import Change
@@ -50,11 +51,13 @@ async def run(call: Call, arguments: Arguments) -> Result:
         old = env.workspace.existing_file(path)
         expect = fs_common.new_parents(env, path)
         bits = mode if old is None else old.mode
+        grows = written(old, len(arguments.data), len(expect))
         expect[path] = content.file_fingerprint(bits, hashlib.sha256(arguments.data).hexdigest())
         return Change(
             paths=list(expect),
             expect=expect,
             effect=lambda: env.workspace.write(path, arguments.data, mode),
+            grows=grows,
             extra={"path": path},
         )
 

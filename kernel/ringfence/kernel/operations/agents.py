@@ -111,8 +111,21 @@ async def _sandbox_of(kernel: Kernel, thread: Thread) -> dict[str, Any]:
             {"name": w.name, "ok": w.ok, "form": held.get(w.name, w.form) or None, "detail": w.detail}
             for w in await kernel.walls()
         ],
+        "disk": _disk_of(thread),
         "require": list(thread.environment.require),
         "mounts": [mount.path for mount in thread.manifest.sandbox.mounts],
+    }
+
+
+def _disk_of(thread: Thread) -> dict[str, int | None]:
+    """The live workspace's size as far as it is known: it is counted at the first change after a start."""
+    meter = thread.environment.meter
+    used = meter.known
+    return {
+        "used_bytes": None if used is None else used.content_bytes,
+        "limit_bytes": meter.limit.content_bytes,
+        "entries": None if used is None else used.entries,
+        "entries_limit": meter.limit.entries,
     }
 
 

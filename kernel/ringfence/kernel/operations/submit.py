@@ -31,6 +31,7 @@ from ringfence.policy.sections import is_name
 from ringfence.policy.types import Verdict
 from ringfence.sandbox.trees import copy_tree, extract_tar
 from ringfence.sandbox.types import SandboxError
+from ringfence.sandbox.usage import Meter
 from ringfence.sandbox.workspace import Workspace, WorkspaceError
 from ringfence.syscalls.errors import SyscallError
 from ringfence.v1 import operator_pb2 as pb
@@ -263,6 +264,8 @@ def _lay_out(kernel: Kernel, manifest: Manifest, tar: Path, home: Path, uid: int
     if tar.stat().st_size:
         with tar.open("rb") as file:
             extract_tar(file, live, uid=owner)
+        # One that is over its limit could take in nothing, so it is refused here and not at the first write.
+        Meter(Workspace(live), manifest.sandbox.disk_bytes).check()
     (home / "scratch").mkdir(mode=0o711)
     (home / "logs").mkdir(mode=0o700)
     file = kernel.ownership.resources.file

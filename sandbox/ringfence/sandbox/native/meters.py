@@ -20,6 +20,7 @@ from typing import Protocol
 
 _KIB = 1024
 _BLOCK = 512
+_ENTRY_BYTES = 1024
 _FASTEST_BYTES_S = 2 << 30
 _MEMORY_INTERVAL_S = (0.02, 0.25)
 _DISK_INTERVAL_S = (0.05, 0.5)
@@ -119,7 +120,10 @@ class DiskMeter(Meter):
 
 
 def tree_bytes(top: str) -> int:
-    """Blocks taken by everything below a directory, a file with several names once. Vanishing entries are left out."""
+    """Blocks taken by everything below a directory, a file with several names once. Vanishing entries are left out.
+
+    Each name counts at least `_ENTRY_BYTES`, so that empty files without end are over a limit too.
+    """
     total = 0
     seen: set[int] = set()
     pending = [top]
@@ -131,9 +135,10 @@ def tree_bytes(top: str) -> int:
                     pending.append(entry.path)
                 elif facts.st_nlink > 1:
                     if facts.st_ino in seen:
+                        total += _ENTRY_BYTES
                         continue
                     seen.add(facts.st_ino)
-                total += facts.st_blocks * _BLOCK
+                total += max(facts.st_blocks * _BLOCK, _ENTRY_BYTES)
     return total
 
 

@@ -69,6 +69,7 @@ def test_the_commands_document(reader: Callable[[Path], Reader], home: Path, tar
 def the_kernel(me: Reader) -> None:
     me.run("ringfence doctor")
     me.run("ringfence policy lint agent.yaml")
+    me.run("ringfence policy lint agent.yaml --against ringfence.yaml --strict", code=1)
     assert "listen" in me.run("ringfence up --config ringfence.yaml --detach")
     me.shell("ringfence status", code=1)  # both secrets are not set yet
     me.run("ringfence secrets set crm-dsn --from dsn.txt")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import click
 from ringfence.console import render
@@ -14,8 +14,9 @@ from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.session import Commands, Session
 from ringfence.console.text import safe
 from ringfence.policy.kernel_file import parse_kernel_file
+from ringfence.policy.lint import lint_kernel_file, lint_manifest
 from ringfence.policy.manifest import parse_manifest
-from ringfence.policy.problems import ManifestError
+from ringfence.policy.problems import ManifestError, Problem
 
 commands = Commands()
 
@@ -25,31 +26,37 @@ _EXIT_BY_VERDICT = {"allow": ExitCode.OK, "deny": ExitCode.DENIED, "ask": ExitCo
 
 @commands.add("lint", "ringfence policy lint agent.yaml", "ringfence policy lint ringfence.yaml --json")
 @click.argument("file", type=click.Path(allow_dash=True))
-def lint(session: Session, file: str) -> int:
+@click.option("--against", type=click.Path(), help="The kernel file that a manifest is to run under.")
+@click.option("--strict", is_flag=True, help="Exit 1 on warnings too.")
+def lint(session: Session, file: str, against: str | None, strict: bool) -> int:
     """Check a manifest or a kernel file; needs no kernel.
 
-    Unknown or duplicate keys, unknown actions and rules that can never match are errors with line and column.
+    Unknown or duplicate keys, unknown actions and rules that can never match are errors with line and column. Warned of is
+    what says nothing, is too wide, or guards less than it looks like.
     """
     source = "manifest" if file == "-" else file
     text = read_text(file, "file")
     found = _KIND.search(text)
     kind = "Kernel" if found is not None and found.group(1) == "Kernel" else "Agent"
+    warnings: list[Problem] = []
     try:
-        _parse(kind, text, source)
+        warnings = _checked(kind, text, source, against)
         failure = None
     except ManifestError as error:
         failure = error
     if session.as_json:
-        keys = ("line", "column", "message", "fix")
-        problems = (
-            [{key: getattr(problem, key) for key in keys} for problem in failure.problems] if failure else []
-        )
-        render.emit({"file": source, "kind": kind, "ok": failure is None, "problems": problems})
-        return ExitCode.OK if failure is None else ExitCode.USAGE
-    if failure is not None:
+        problems = [] if failure is None else _documents(failure.problems)
+        document = {"file": source, "kind": kind, "ok": failure is None, "problems": problems}
+        render.emit({**document, "warnings": _documents(warnings)})
+    elif failure is not None:
         raise ConsoleError(str(failure), ExitCode.USAGE)
-    render.say(f"{safe(source)}: ok")
-    return ExitCode.OK
+    else:
+        for warning in warnings:
+            render.say(safe(warning.render(source).replace(": ", ": warning: ", 1)))
+        render.say(f"{safe(source)}: ok{f', {len(warnings)} warnings' if warnings else ''}")
+    if failure is not None:
+        return ExitCode.USAGE
+    return ExitCode.UNWELL if strict and warnings else ExitCode.OK
 
 
 @commands.add("show", "ringfence policy show invoice-bot")
@@ -167,11 +174,23 @@ def _grant_name(grant: object) -> str:
     return str(as_record(grant).get("id", grant))
 
 
-def _parse(kind: str, text: str, source: str) -> None:
+def _checked(kind: str, text: str, source: str, against: str | None) -> list[Problem]:
+    """The warnings about a file.
+
+    Raises:
+        ManifestError: it is wrong.
+    """
     if kind == "Kernel":
-        parse_kernel_file(text, source)
-        return
+        return lint_kernel_file(parse_kernel_file(text, source))
+    manifest = parse_manifest(text, source)
     # What a kernel of this release would refuse at submit is no less wrong here.
-    unsupported = parse_manifest(text, source).unsupported()
+    unsupported = manifest.unsupported()
     if unsupported:
         raise ManifestError(unsupported, source)
+    file = None if against is None else parse_kernel_file(read_text(against, "kernel file"), against)
+    return lint_manifest(manifest, file)
+
+
+def _documents(problems: Iterable[Problem]) -> list[dict[str, object]]:
+    keys = ("line", "column", "message", "fix")
+    return [{key: getattr(problem, key) for key in keys} for problem in problems]

@@ -131,6 +131,7 @@ def test_lint_needs_no_kernel(text, kind, run, tmp_path) -> None:
         "kind": kind,
         "ok": True,
         "problems": [],
+        "warnings": [],
     }
 
 

@@ -71,6 +71,8 @@ def _questions(kernel: Kernel, thread: Thread, row: StoredRow, intent: StoredRow
     verdict = Verdict(row.verdict)
     if row.outcome in _REFUSED and verdict is not Verdict.DENY and not _was_denied(row):
         return  # never decided against: a budget or a point was in the way
+    if b'"because":' in row.body and verdict is Verdict.DENY:
+        return  # a condition denied it: no rule is missing
     verdict = Verdict.DENY if row.outcome == "denied" and verdict is not Verdict.ASK else verdict
     manifest = _manifest(thread, row)
     if row.action == "exec.run":

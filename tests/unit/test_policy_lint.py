@@ -1,0 +1,168 @@
+"""Warnings about files that are accepted: each is found where it is meant, and is silent where it is not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from ringfence.policy.kernel_file import parse_kernel_file
+from ringfence.policy.lint import lint_kernel_file, lint_manifest
+from ringfence.policy.manifest import parse_manifest
+
+HEAD = "apiVersion: ringfence/v1\nkind: Agent\nmetadata: {name: a}\nspec:\n  run: {command: [x]}\n"
+KERNEL = """
+apiVersion: ringfence/v1
+kind: Kernel
+spec:
+  resources:
+    crm: {type: postgres, dsn: {secret: x}, environment: staging}
+    web: {type: http, base: "https://a.test"}
+  ceilings: {deny: [{fs.*: "**/.env"}]}
+  roles: {reader: {allow: [{fs.read: "/workspace/**"}]}}
+"""
+
+
+def warnings(spec: str, kernel: str = "") -> list[str]:
+    file = parse_kernel_file(kernel) if kernel else None
+    return [f"{w.line}: {w.message}" for w in lint_manifest(parse_manifest(HEAD + spec), file)]
+
+
+def permissions(allow: str = "", ask: str = "", deny: str = "", more: str = "") -> str:
+    listed = "".join(
+        f"    {key}: [{text}]\n" for key, text in (("allow", allow), ("ask", ask), ("deny", deny))
+    )
+    return f"  permissions:\n{listed}{more}"
+
+
+@pytest.mark.parametrize(
+    ("allow", "ask", "deny", "what"),
+    [
+        # Needless.
+        ('{fs.read: "/workspace/**"}, {fs.read: "/workspace/a"}', "", "", "says nothing that"),
+        ('{fs.read: "/workspace/**"}, {fs.list: "/workspace/a/**"}', "", "", "says nothing that"),
+        ('{fs.read: "/workspace/a"}, {fs.read: "/workspace/a"}', "", "", "says nothing that"),
+        ('{fs.read: "/workspace/a"}', "", '{fs.*: "/workspace/b/**"}, {fs.write: "/workspace/b/c.txt"}', "says nothing"),
+        ('{fs.write: "/workspace/a"}', '{fs.*: "/workspace/**"}', "", "is always asked"),
+        # Too wide.
+        ('{"*": "**"}', "", "", "allows every action on everything"),
+        ('{exec.run: "*"}', "", "", "allows every command"),
+        ('{exec.run: "python *"}', "", "", "`python` runs what its arguments say"),
+        ('{exec.run: "sh -c *"}', "", "", "`sh` runs what its arguments say"),
+        ('{exec.run: "/usr/bin/env *"}', "", "", "`env` runs what its arguments say"),
+        ('{exec.run: "git *"}', "", "", "`git` runs what its arguments say"),
+        ('{exec.run: "py* x"}', "", "", "allows every program of that form"),
+        ('{http.get: "**"}', "", "", "allows every URL"),
+        ('{http.get: "https://*.com/**"}', "", "", "can be anybody's"),
+        ('{http.get: "https://**/x"}', "", "", "can be anybody's"),
+        ('{http.*: "https://a.test/**"}', "", "", "allows to write and delete everywhere"),
+        ('{http.get: "http://a.test/x"}', "", "", "sends in the clear"),
+        ("{sql.write: {database: crm}}", "", "", "allows to change every table"),
+        ('{state.*: "**"}', "", "", "reaches the keys of every agent"),
+        ('{messages.send: "*"}', "", "", "write to every agent"),
+        # Weaker than they look.
+        ('{fs.read: "/workspace/**"}', "", '{fs.read: "/workspace/secret/*"}', "is one level"),
+        ('{fs.read: "/workspace/**"}', "", '{fs.read: "/workspace/secret"}', "is that path alone"),
+        ('{fs.*: "/workspace/**"}', "", '{fs.write: "/workspace/keep.txt"}', "leaves deleting to"),
+        ('{exec.run: "bash *"}', "", '{exec.run: "rm *"}', "can do the same by another program"),
+        ('{http.get: "https://a.test/**"}', "", '{http.get: "https://*.a.test/**"}', "neither the bare host nor deeper"),
+    ],
+)  # fmt: skip
+def test_rules_that_are_not_what_they_look_like(allow: str, ask: str, deny: str, what: str) -> None:
+    found = warnings(permissions(allow, ask, deny))
+    assert any(what in text for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("allow", "ask", "deny"),
+    [
+        ('{fs.read: "/workspace/a"}, {fs.write: "/workspace/a"}', "", '{fs.*: "/workspace/.env"}'),
+        ('{fs.read: "/workspace/**"}', '{fs.delete: "/workspace/data/**"}', '{fs.*: "/workspace/secret/**"}'),
+        ('{exec.run: "git status"}, {exec.run: "git log *"}, {exec.run: "pytest *"}', "", '{exec.run: "git push *"}'),
+        ('{exec.run: "python tool.py *"}', "", ""),
+        ('{http.get: "https://*.example.com/v1/*"}, {http.get: "http://127.0.0.1:8080/**"}', "", ""),
+        ("{sql.write: {database: crm, tables: [a]}}, {sql.read: {database: crm}}", "", ""),
+        ('{state.*: "jobs/**"}, {messages.send: "clerk-*"}', "", ""),
+        ('{fs.*: "/workspace/**"}', "", '{fs.write: "/workspace/a.txt"}, {fs.delete: "/workspace/a.txt"}'),
+    ],
+)  # fmt: skip
+def test_what_is_meant_is_left_alone(allow: str, ask: str, deny: str) -> None:
+    assert warnings(permissions(allow, ask, deny)) == []
+
+
+@pytest.mark.parametrize(
+    ("allow", "when", "what"),
+    [
+        ('{http.get: "https://a.test/x"}', "{action: sql.write, if: tainted, then: ask}", "never matters"),
+        ('{http.post: "https://a.test/x"}', "{action: http.post, if: {budget: {total: usd, over: 50%}}, then: ask}", "no limit"),
+        (
+            '{http.post: "https://a.test/x"}',
+            '{action: http.post, require: {fresh: 1h, of: [{fs.read: "/workspace/a"}]}}',
+            "nothing allows to read",
+        ),
+        (
+            '{http.post: "https://a.test/x"}, {http.put: "https://a.test/x"}',
+            "{action: http.post, if: tainted, then: ask}",
+            "may still send with `http.put`",
+        ),
+        (
+            '{fs.read: "/workspace/**"}, {exec.run: "cat *"}',
+            "{action: fs.read, resource: secret/**, if: tainted, then: deny}",
+            "hides nothing from the commands",
+        ),
+    ],
+)  # fmt: skip
+def test_conditions_that_do_not_what_they_look_like(allow: str, when: str, what: str) -> None:
+    found = warnings(permissions(allow) + f"  when: [{when}]\n")
+    assert any(what in text for text in found), found
+
+
+def test_a_manifest_under_its_kernel_file() -> None:
+    spec = permissions(
+        '{fs.read: "/workspace/.env"}, {sql.read: {database: shop}}, {sql.read: {database: crm}}, {http.get: "https://a.test/x"}'
+    )
+    when = "  when: [{action: sql.read, if: {environment: prod}, then: ask}, {action: http.get, if: tainted, then: ask}]\n"
+    found = "\n".join(warnings(spec + when, KERNEL))
+    for what in (
+        "can never have a say",
+        "no database `shop`",
+        "has the environment `prod`",
+        "no resource is `untrusted`",
+    ):
+        assert what in found
+    assert "`crm`" not in found
+    assert "declares no role `gone`" in "\n".join(warnings("  permissions: {roles: [gone]}\n", KERNEL))
+    assert warnings("  permissions: {roles: [reader]}\n", KERNEL) == []
+
+
+def test_a_kernel_file() -> None:
+    text = """
+apiVersion: ringfence/v1
+kind: Kernel
+spec:
+  resources:
+    web: {type: http, base: "http://a.test", auth: {bearer: {secret: x}}}
+    near: {type: http, base: "http://127.0.0.1:80", auth: {bearer: {secret: x}}}
+  ceilings:
+    deny: [{fs.*: "/workspace/secret/**"}]
+    when: [{action: http.*, if: {environment: prod}, then: deny}]
+  roles: {a: {allow: [{fs.read: "/workspace/secret/a"}, {exec.run: "bash *"}]}}
+  untaint: [{exec.run: "clean"}]
+"""
+    found = "\n".join(f"{w.line}: {w.message}" for w in lint_kernel_file(parse_kernel_file(text)))
+    for what in (
+        "`web` is sent over `http://`",
+        "can never have a say",
+        "`bash` runs what",
+        "has the environment `prod`",
+        "nothing is ever tainted",
+    ):
+        assert what in found
+    assert "near" not in found
+
+
+def test_the_examples_of_the_reference_deserve_no_warning() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "manifest.md").read_text(encoding="utf-8")
+    manifest, _, kernel_file = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert lint_manifest(parse_manifest(manifest)) == []
+    assert [w.message for w in lint_kernel_file(parse_kernel_file(kernel_file))] == []

@@ -59,6 +59,7 @@ CONTRACT = [
     "approvals show",
     "approvals approve",
     "approvals deny",
+    "image build",
     "policy lint",
     "policy show",
     "policy can-i",

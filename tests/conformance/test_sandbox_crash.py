@@ -44,8 +44,8 @@ def test_a_crash_at_each_point_leaves_nothing(box: Box, op: str, alone: bool) ->
     workspace = Path(spec["lower"]) if op == "command" else None
     untouched = workspace and facts_of(workspace)
     cut = 0
-    stride = 1 if alone and op in ("start", "kill") else 3
-    for at in range(1, POINTS_MOST, max(box.kind.stride, stride)):
+    stride = (1 if alone and op in ("start", "kill") else 3) * box.kind.pace
+    for at in range(1, POINTS_MOST, stride):
         if op == "command":
             spec["scratch"] = str(box.directory(box.fresh("scratch"), owner=box.kind.kernel_uid))
         life = host.call("live", op=op, at=at, spec=spec, alone=alone)
@@ -56,7 +56,7 @@ def test_a_crash_at_each_point_leaves_nothing(box: Box, op: str, alone: bool) ->
         if not life["cut"]:
             break
         cut += stride
-    assert 5 < cut < POINTS_MOST - 10
+    assert 5 < cut < POINTS_MOST - 10 * stride
     eventually(lambda: before.new() == [], lambda: f"left behind: {before.new()}")
     assert (workspace and facts_of(workspace)) == untouched
     still_works(box, host)
@@ -67,14 +67,14 @@ SPREAD_MS = 60.0
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("alone", [True], ids=["kernel"])
+@pytest.mark.parametrize("alone", [True, False], ids=["kernel", "kernel and helpers"])
 def test_a_crash_at_any_moment_of_a_start_leaves_nothing(box: Box, alone: bool) -> None:
     """Points are the kernel's; its helpers work between them."""
     host = box.another_host("crash_host.py")
     before = Traces(box)
     spec = spec_of(box, "start")
-    for moment in range(MOMENTS):
-        after_ms = (moment + 1) * SPREAD_MS / MOMENTS
+    for moment in range(MOMENTS // box.kind.pace):
+        after_ms = (moment + 1) * SPREAD_MS * box.kind.pace**2 / MOMENTS
         life = host.call("live", op="stay", at=0, spec=spec, alone=alone, after_ms=after_ms)
         assert life["cut"], life
         assert "result" in host.call("live", op="sweep", at=0, spec={})
@@ -87,7 +87,7 @@ def test_a_crash_at_any_moment_of_a_start_leaves_nothing(box: Box, alone: bool) 
 def test_a_crash_at_each_point_of_a_sweep_is_made_good_by_the_next(box: Box) -> None:
     host = box.another_host("crash_host.py")
     before = Traces(box)
-    for at in range(1, POINTS_MOST, box.kind.stride):
+    for at in range(1, POINTS_MOST, box.kind.pace):
         host.call("live", op="start", at=0, spec=spec_of(box, "start"))
         life = host.call("live", op="sweep", at=at, spec={})
         again = host.call("live", op="sweep", at=0, spec={})
@@ -95,7 +95,7 @@ def test_a_crash_at_each_point_of_a_sweep_is_made_good_by_the_next(box: Box) -> 
         eventually(lambda: box.left() == [], lambda at=at: f"left after a crash at point {at}: {box.left()}")
         if not life["cut"]:
             break
-    assert 1 < at < POINTS_MOST - 2
+    assert 1 < at < POINTS_MOST - 2 * box.kind.pace
     eventually(lambda: before.new() == [], lambda: f"left behind: {before.new()}")
     still_works(box, host)
 
@@ -103,6 +103,5 @@ def test_a_crash_at_each_point_of_a_sweep_is_made_good_by_the_next(box: Box) -> 
 def still_works(box: Box, host: Host) -> None:
     assert "result" in host.call("live", op="end", at=0, spec=spec_of(box, "end"))
     assert box.another_host().call("sweep") == []
-    box.renew()
     assert box.program(["/bin/sh", "-c", "exit 7"]).wait() == ("exit", 7)
     assert box.left() == []

@@ -17,7 +17,7 @@ from sandbox_kit import Traces, eventually, helpers, status_bytes
 
 CYCLES = 200
 MIXED = 100
-WARM_UP = 30
+WARM_UP = 32
 AT_ONCE = 4
 GROWTH_MOST = 4 << 20
 """What an allocator may keep for its own use. A spec alone is a kilobyte: keeping more than a few of each is found."""
@@ -53,8 +53,10 @@ def spec_of(box: Box) -> dict[str, Any]:
     }
 
 
-def cycle(box: Box, count: int, ways: list[str], spec: dict[str, Any]) -> dict[str, int]:
-    _, done = box.host.begin("cycles", count=count, at_once=AT_ONCE, ways=ways, spec=spec)
+def cycle(
+    box: Box, count: int, ways: list[str], spec: dict[str, Any], at_once: int = AT_ONCE
+) -> dict[str, int]:
+    _, done = box.host.begin("cycles", count=count, at_once=at_once, ways=ways, spec=spec)
     return done.result(110)
 
 
@@ -62,10 +64,11 @@ def cycle(box: Box, count: int, ways: list[str], spec: dict[str, Any]) -> dict[s
 def test_cycles_leave_nothing_behind(box: Box, ways: list[str]) -> None:
     before = Traces(box)
     spec = spec_of(box)
-    cycle(box, WARM_UP, ways, spec)
+    # More at once than will be later, so that every pool of threads and connections is as large as it gets.
+    cycle(box, WARM_UP, ways, spec, at_once=4 * AT_ONCE)
     eventually(lambda: box.left() == [], lambda: f"left: {box.left()}")
     held_before, memory_before = held(box), memory(box)
-    count = CYCLES if len(ways) == 1 else MIXED
+    count = (CYCLES if len(ways) == 1 else MIXED) // box.kind.pace
     ended = cycle(box, count, ways, spec)
     assert sum(ended.values()) == count
     assert set(ended) == set(ways)

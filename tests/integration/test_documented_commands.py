@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -63,14 +62,12 @@ def test_the_commands_document(reader: Callable[[Path], Reader], home: Path, tar
     undoing(me)
     a_crash(me, target)
     moving(me)
-    a_sandbox_host(me)
     the_rest(me)
     me.all_run()
 
 
 def the_kernel(me: Reader) -> None:
     me.run("ringfence doctor")
-    assert me.run("ringfence doctor --config ringfence.yaml")
     me.run("ringfence policy lint agent.yaml")
     me.run("ringfence policy lint agent.yaml --against ringfence.yaml --strict", code=1)
     assert "listen" in me.run("ringfence up --config ringfence.yaml --detach")
@@ -185,18 +182,6 @@ def moving(me: Reader) -> None:
     me.shell("ringfence down", data=other)
 
 
-def a_sandbox_host(me: Reader) -> None:
-    me.run("ringfence sandbox-certs certs")
-    line = "ringfence sandbox-host --data elsewhere --listen 127.0.0.1:0 --certs certs/host-sandbox-host"
-    me.typed.append(line)
-    words = ["bash", "-c", f"exec {line}"]
-    with subprocess.Popen(words, cwd=me.home, env=me.env, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert b"listens on 127.0.0.1:" in process.stdout.readline()
-        process.terminate()
-        assert process.wait(60) == 0
-
-
 def the_rest(me: Reader) -> None:
     me.shell("ringfence submit nightly.yaml")
     assert "30 2 * * *" in me.run("ringfence schedule ls")
@@ -208,8 +193,6 @@ def the_rest(me: Reader) -> None:
     assert me.run("ringfence audit verify evidence.jsonl").startswith("ok")
     assert "invoice-bot" in me.run("printf 'ps\\napprovals\\n' | ringfence console")
     me.run('eval "$(ringfence completion bash)"')
-    assert "sha256:" in me.run("ringfence image build --to base.tar")
-    (me.home / "base.tar").unlink()
     me.run("ringfence down --drain 30s")
     elsewhere = {
         Path(__file__).with_name(name).read_text().count('"demo"') for name in TESTED_ELSEWHERE.values()

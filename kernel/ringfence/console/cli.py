@@ -16,9 +16,7 @@ from ringfence.console import (
     commands_completion,
     commands_console,
     commands_doctor,
-    commands_elsewhere,
     commands_family,
-    commands_image,
     commands_kernel,
     commands_messages,
     commands_move,
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SECTIONS: dict[str, tuple[str, ...]] = {
-    "The kernel": ("up", "down", "status", "doctor", "reload", "secrets", "image"),
+    "The kernel": ("up", "down", "status", "doctor", "reload", "secrets"),
     "Agents": (
         "submit",
         "ps",
@@ -64,7 +62,6 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     "What they may do": ("budget", "grant", "revoke", "approvals", "policy"),
     "Undo and settle": ("points", "rollback", "fork", "diff", "resolve"),
     "Evidence": ("audit", "demo"),
-    "Sandboxes elsewhere": ("sandbox-host", "sandbox-certs"),
     "This command line": ("console", "completion"),
 }
 _HELP = """Run agents in sandboxes behind a policy-checked, journaled, reversible syscall layer.
@@ -125,7 +122,6 @@ def build() -> Root:
     for module in (
         commands_kernel,
         commands_doctor,
-        commands_elsewhere,
         commands_submit,
         commands_agents,
         commands_family,
@@ -147,9 +143,6 @@ def build() -> Root:
     approvals = Branch("approvals", about="The inbox of parked calls that wait for a person.", default="ls")
     commands_approvals.commands.attach(approvals)
     tree.add_command(approvals)
-    image = Branch("image", about="The image of docker sandboxes.")
-    commands_image.commands.attach(image)
-    tree.add_command(image)
     secrets = Branch("secrets", about="Values kept by the kernel: never shown, never inside a sandbox.")
     commands_secrets.commands.attach(secrets)
     tree.add_command(secrets)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ringfence.agent import Denied, InvalidRequest, NoSuchResource, SnapshotFailed
+from ringfence.agent import Denied, InvalidRequest, NoSuchResource, SnapshotFailed, Stale
 from support.incidents import World, explained, world
 from support.kernels import eventually
 from support.scenes import Held
@@ -118,6 +118,62 @@ def test_an_inherited_role_ends_at_the_ceiling(here: World) -> None:
         assert here.delivered() == before
     finally:
         here.ceilings("")
+
+
+def test_rights_in_staging_end_where_production_begins(here: World) -> None:
+    """The same role in both: it is the environment of the resource that decides, as the operator declared it."""
+    here.ceilings('when: [{action: "http.*", if: {environment: prod}, then: deny}]')
+    try:
+        held = here.scene.hold(allow=[f'http.*: "{here.base}/**"'])
+        before = here.delivered()
+        held.rf.http.post(f"{here.base}/mail/messages", json={})
+        for path in ("/v1/environments/a", "/v1/staging/../environments/a"):
+            with pytest.raises((Denied, InvalidRequest)):
+                held.rf.http.delete(f"{here.base}{path}")
+        held.refused(Denied, lambda: held.rf.http.post(f"{here.base}/v1/environments", json={}))
+        verdict, rules, reason = explained(held)
+        assert verdict == "deny"
+        assert "environment: prod" in rules[0] + reason
+        assert here.delivered() == before + 1
+    finally:
+        here.ceilings("")
+    # Or the manifest says by itself where its agent belongs.
+    pinned = here.scene.hold(allow=[f'http.*: "{here.base}/**"'], more="environment: staging")
+    pinned.refused(Denied, lambda: pinned.rf.http.post(f"{here.base}/v1/environments", json={}))
+    assert here.delivered() == before + 1
+
+
+# -- the deploy that a stale page justified ----------------------------------------------------------------------------
+
+
+def test_a_deploy_does_not_rest_on_a_page_that_has_changed(here: World) -> None:
+    """The runbook that the agent had read was not the one in force any more."""
+    held = here.scene.hold(
+        allow=[f'http.post: "{here.base}/mail/deploys"', 'fs.*: "/workspace/**"'],
+        more="""
+when:
+  - {action: http.post, require: {fresh: 15m, of: [{fs.read: "/workspace/runbook.md"}]}}
+""",
+        files={"runbook.md": "deploy with flag A"},
+    )
+    before = here.delivered()
+
+    def deploy() -> Any:
+        return held.rf.http.post(f"{here.base}/mail/deploys", json={"flag": "A"})
+
+    unread = held.refused(Stale, deploy)
+    assert "nothing was read of" in unread.message
+    held.rf.fs.read_text("runbook.md")
+    (held.live / "runbook.md").write_text("never deploy with flag A")
+    stale = held.refused(Stale, deploy)
+    assert "the file changed" in stale.message
+    verdict, rules, reason = explained(held)
+    assert verdict == "deny"
+    assert "fresh: 900s" in rules[0] + reason
+    assert here.delivered() == before
+    assert held.rf.fs.read_text("runbook.md") == "never deploy with flag A"
+    deploy()
+    assert here.delivered() == before + 1
 
 
 # -- two hundred mails after the rule was compacted away ---------------------------------------------------------------

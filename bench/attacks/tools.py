@@ -96,13 +96,26 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._tool(parts.path, given)
 
+    def do_PUT(self) -> None:
+        """Put a file back as it was: no tool of AgentDojo, and no role reaches it; a rollback does."""
+        size = int(self.headers.get("content-length") or 0)
+        given = json.loads(self.rfile.read(size))
+        with self.server.lock:
+            scene = self.server.scene
+            if scene is None or not self.path.startswith("/tools/files/"):
+                self._answer(404, {"error": "there is nothing here"})
+            else:
+                scene.put_back(given["result"])
+                self._answer(200, {})
+
     def _tool(self, path: str, given: dict[str, Any]) -> None:
         scene = self.server.scene
         if scene is None or not path.startswith("/tools/"):
             self._answer(404, {"error": "there is nothing here"})
             return
         result, error = scene.run(path.removeprefix("/tools/"), given)
-        self._answer(200 if error is None else 422, {"result": result, "error": error})
+        wrong = 404 if self.command == "GET" else 422
+        self._answer(200 if error is None else wrong, {"result": result, "error": error})
 
     def _answer(self, status: int, value: Any) -> None:
         body = json.dumps(value).encode()

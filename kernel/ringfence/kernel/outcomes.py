@@ -18,7 +18,7 @@ from ringfence.kernel.journal.blobs import BlobError
 from ringfence.kernel.journal.types import Entry, JournalError, Row, StateConflict, StoredRow
 from ringfence.kernel.settled import Answer, answer_from, effect_identity, error_payload, refusal_row
 from ringfence.kernel.thread import Thread
-from ringfence.syscalls.base import Recovery
+from ringfence.syscalls.base import Effect, Recovery
 from ringfence.syscalls.codec import Decoded, decode_arguments
 from ringfence.syscalls.errors import (
     Conflict,
@@ -201,6 +201,10 @@ class Outcomes:
         if flight.row.recovery is not Recovery.KEYED or flight.effect_id:
             return None
         flight.effect_id = self.next_effect_id(flight)
+        if flight.plan.effect is Effect.DESTROY:
+            # It is behind a point: what was rolled back has been put back, so that to do it again is another effect.
+            while flight.effect_id in flight.thread.effects:
+                flight.effect_id = self.next_effect_id(flight)
         return flight.thread.effects.get(flight.effect_id)
 
     async def recognise(self, flight: Flight, known: StoredRow) -> tuple[bytes, bytes]:

@@ -16,7 +16,7 @@ from ringfence.policy.kernel_file import KernelFile, parse_kernel_file
 from ringfence.policy.problems import ManifestError
 from ringfence.policy.resources import ResourceDecl, SecretRef
 from ringfence.syscalls.base import Effect
-from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
+from ringfence.syscalls.declared import HttpResource, HttpUndo, LlmResource, SqlResource
 
 EMPTY_FILE = "apiVersion: ringfence/v1\nkind: Kernel\nspec: {}\n"
 
@@ -169,6 +169,16 @@ def _http(declared: ResourceDecl, secrets: Secrets) -> HttpResource:
         headers=headers,
         effects=tuple((e.method, e.path, Effect[e.effect.upper()]) for e in declared.effects),
         vouches=tuple((v.method, v.path, v.fields) for v in declared.vouches),
+        undo=tuple(
+            HttpUndo(
+                method=one.method,
+                path=one.path,
+                keep=one.keep.parts,
+                put_back_method=one.put_back.method,
+                put_back=one.put_back.parts,
+            )
+            for one in declared.undo
+        ),
         idempotency_header=declared.idempotency_header or None,
         timeout_s=declared.timeout_s,
         untrusted=declared.untrusted,

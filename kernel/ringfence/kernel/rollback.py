@@ -27,6 +27,7 @@ from ringfence.kernel.rollback_plan import Cut, Plans, Undo
 from ringfence.kernel.thread import Thread
 from ringfence.sandbox.snapshots import SnapshotError
 from ringfence.syscalls.errors import Killed
+from ringfence.syscalls.http_undo import put_back
 from ringfence.syscalls.sql_target import restore as sql_restore
 
 SETTLE_S = 30.0
@@ -137,6 +138,7 @@ class Rollback:
             for resource, plan in undo.sql.items():
                 report = await sql_restore.restore(environment.sql[resource], plan)
                 undo.late_conflicts |= {c.table.resource(resource): c.reason for c in report.conflicts}
+            await put_back(environment.http, undo.http)
             if undo.state:
                 items = [
                     (now.key, now.version, before.value if before else None) for now, before in undo.state

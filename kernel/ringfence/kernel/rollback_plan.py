@@ -18,6 +18,7 @@ from ringfence.kernel.replay import OPERATOR_LANE, Lineage
 from ringfence.kernel.thread import Thread
 from ringfence.sandbox.snapshots import RestorePlan, SnapshotError
 from ringfence.syscalls.base import Recovery
+from ringfence.syscalls.http_undo import HttpPlan, plan_put_back
 from ringfence.syscalls.sql_target import restore as sql_restore
 
 _LEAVES = frozenset({"EXTERNAL", "DESTROY"})
@@ -50,6 +51,7 @@ class Undo:
     )
     state_conflicts: dict[str, str] = field(default_factory=dict[str, str])
     sql: dict[str, sql_restore.SqlRestorePlan] = field(default_factory=dict[str, sql_restore.SqlRestorePlan])
+    http: HttpPlan = field(default_factory=HttpPlan)
     late_conflicts: dict[str, str] = field(default_factory=dict[str, str])
     not_undoable: list[StoredRow] = field(default_factory=list[StoredRow])
     moved: list[Rewound] = field(default_factory=list[Rewound])
@@ -170,7 +172,7 @@ class Plans:
         rows = sorted(await self._lineage_rows(thread, cut, lineage), key=lambda row: row.step, reverse=True)
         rows = [row for row in rows if counts(row, cut, parent)]
         try:
-            file_points, records = await self._gather(thread, rows, undo, path)
+            file_points, records, kept = await self._gather(thread, rows, undo, path)
             if file_points:
                 undo.files = await asyncio.to_thread(
                     thread.environment.snapshots.plan_restore, thread.environment.workspace, file_points, path
@@ -182,15 +184,17 @@ class Plans:
             undo.moved = await rollback_atoms.rewind(self._core, thread, cut, parent, dry=True)
             undo.others += await descent.children_of(self._core, thread, rows)
             await self._plan_state(thread, undo)
+            undo.http = await plan_put_back(thread.environment.http, kept)
             for resource, images in records.items():
                 undo.sql[resource] = await self._plan_sql(thread, resource, images)
         return undo
 
     async def _gather(
         self, thread: Thread, rows: Sequence[StoredRow], undo: Undo, path: str | None
-    ) -> tuple[list[str], dict[str, list[Any]]]:
-        """Points of the workspace, and records of SQL targets by resource, newest first."""
+    ) -> tuple[list[str], dict[str, list[Any]], list[Any]]:
+        """Points of the workspace, records of SQL targets by resource, and of HTTP ones, newest first."""
         file_points: list[str] = []
+        kept: list[Any] = []
         records: dict[str, list[Any]] = {}
         pruned = await pruned_before(self._core.store, thread)
         for row in rows:
@@ -203,9 +207,11 @@ class Plans:
             if point["kind"] in ("workspace", "rollback"):
                 file_points.append(point["id"])
             if point["kind"] in ("sql", "rollback") and path is None:
-                for record in await self._sql_records(thread, point):
+                for record in await self._records(thread, point):
                     records.setdefault(str(record["resource"]), []).append(record)
-        return file_points, records
+            if point["kind"] == "http" and path is None:
+                kept += await self._records(thread, point)
+        return file_points, records, kept
 
     async def _add_unfinished(self, thread: Thread, cut: int, lineage: Lineage, undo: Undo) -> None:
         """What was begun and has no outcome may have left the system as well."""
@@ -218,7 +224,7 @@ class Plans:
         undo.not_undoable.sort(key=lambda each: each.step, reverse=True)
 
     @staticmethod
-    async def _sql_records(thread: Thread, point: dict[str, Any]) -> Sequence[Any]:
+    async def _records(thread: Thread, point: dict[str, Any]) -> Sequence[Any]:
         # INVARIANT: the journal says which points there are; one that the store lost stops the rollback.
         manifest = await asyncio.to_thread(thread.environment.snapshots.require, point["id"])
         return manifest.extra.get("sql", ()) if point["kind"] == "rollback" else (manifest.extra,)

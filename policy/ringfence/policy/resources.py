@@ -13,13 +13,14 @@ from ringfence.policy.matcher import compile_pattern
 from ringfence.policy.problems import PatternError
 from ringfence.policy.reader import Reader
 from ringfence.policy.strict_yaml import Items, Node, Scalar, Table
+from ringfence.policy.undoing import UndoDecl, read_undo
 from ringfence.policy.vouching import VouchDecl, read_vouches
 
 KEYS: Final = {
     "postgres": ("type", "dsn", "embedded", "environment", "untrusted"),
     "http": (
         *("type", "base", "auth", "effects", "idempotency_header", "environment", "untrusted", "timeout"),
-        "vouches",
+        *("vouches", "undo"),
     ),
     "llm": (
         *("type", "base", "protocol", "models", "price", "max_output", "limit_key", "effect"),
@@ -99,6 +100,7 @@ class ResourceDecl:
         effects: http: in the order of the file, the first match counts.
         idempotency_header: http: header that carries the effect id; empty where the target takes no key.
         vouches: http: in the order of the file, the first match counts.
+        undo: http: the same.
         timeout_s: http and llm: longest wait for an answer.
         protocol: llm.
         models: llm: patterns of the model names it serves.
@@ -119,6 +121,7 @@ class ResourceDecl:
     auth: Auth | None = None
     effects: tuple[EffectDecl, ...] = ()
     vouches: tuple[VouchDecl, ...] = ()
+    undo: tuple[UndoDecl, ...] = ()
     idempotency_header: str = ""
     timeout_s: float = 30.0
     protocol: str = "openai"
@@ -304,7 +307,8 @@ def _http(reader: Reader, base: ResourceDecl, nodes: Mapping[str, Node]) -> Reso
     vouches: tuple[VouchDecl, ...] = ()
     if "vouches" in nodes:
         vouches = read_vouches(reader, nodes["vouches"], f"{base.name}.vouches", _effect_key)
-    return replace(base, effects=tuple(effects), idempotency_header=header, vouches=vouches)
+    undo = read_undo(reader, nodes["undo"], f"{base.name}.undo", _effect_key) if "undo" in nodes else ()
+    return replace(base, effects=tuple(effects), idempotency_header=header, vouches=vouches, undo=undo)
 
 
 def _effect_key(reader: Reader, key: Scalar) -> tuple[str, str]:

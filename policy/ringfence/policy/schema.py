@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ringfence.policy import demands, kernel_file, manifest, resources, sections, when
+from ringfence.policy import demands, kernel_file, manifest, resources, sections, undoing, when
 from ringfence.policy.conditions import DAYS
 from ringfence.policy.hearsay import SOURCES
 from ringfence.policy.reader import API_VERSION
@@ -260,6 +260,12 @@ def kernel_schema() -> Schema:
                 "effects": {"type": "object", "additionalProperties": _words(*resources.EFFECTS)},
                 "idempotency_header": _TEXT,
                 "vouches": {"type": "object", "additionalProperties": {"anyOf": [field, fields]}},
+                "undo": {
+                    "type": "object",
+                    "additionalProperties": _object(
+                        undoing.KEYS, {"keep": _TEXT, "put_back": _TEXT}, undoing.KEYS
+                    ),
+                },
             },
             ("base",),
         ),

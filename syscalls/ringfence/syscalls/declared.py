@@ -11,6 +11,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HttpUndo:
+    """How calls of one method on matching paths are undone.
+
+    Attributes:
+        keep: path of the GET that reads what is destroyed: plain parts and holes by turns, see `policy.undoing`.
+        put_back_method: how it is sent back.
+        put_back: path of that, in the same form.
+    """
+
+    method: str
+    path: str
+    keep: Sequence[str]
+    put_back_method: str
+    put_back: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HttpResource:
     """An HTTP target declared by the operator.
 
@@ -21,6 +38,7 @@ class HttpResource:
         idempotency_header: header that carries the effect id; None: the target takes no key.
         untrusted: whether what it answers taints an agent.
         vouches: `(method, path pattern) -> JSON pointers` of fields of its answers that are its own word; first match counts.
+        undo: how destructive calls are undone; first match counts. One that has none is refused.
         secrets: values that must not appear in a recorded response.
         unavailable: why no call may use it, and what the operator does about it; empty: it can be used.
     """
@@ -32,6 +50,7 @@ class HttpResource:
     idempotency_header: str | None
     untrusted: bool = False
     vouches: Sequence[tuple[str, str, tuple[str, ...]]] = ()
+    undo: Sequence[HttpUndo] = ()
     timeout_s: float = 30.0
     secrets: Sequence[str] = ()
     unavailable: str = ""

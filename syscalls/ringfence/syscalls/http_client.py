@@ -85,7 +85,8 @@ async def send(call: Call, body: bytes) -> Answer:
     """Send the planned request.
 
     Raises:
-        SnapshotFailed: the resource declares it destructive and no compensation; nothing is sent.
+        SnapshotFailed: the resource declares it destructive and not how it is undone, or what it destroys can't be
+            kept; nothing is sent.
         CallFailed: nothing was sent, or sending it again does nothing twice; `sent` in the metadata says
             which.
         OutcomeUnknown: it may have arrived, and the target takes no key.
@@ -95,10 +96,7 @@ async def send(call: Call, body: bytes) -> Answer:
     target: Target = call.plan.data
     resource = target.resource
     if call.plan.effect is Effect.DESTROY:
-        raise SnapshotFailed(
-            f"`{target.method}` on `{resource.name}` destroys data and can't be undone: "
-            "the resource declares no compensation; the operator can change its `effects`"
-        )
+        await _protect(call, target, body)
     cooldown = cooldown_of(resource.name, resource.base)
     await call.failpoint("before_effect")
     for attempt in range(1, ATTEMPTS_MAX + 1):
@@ -113,6 +111,18 @@ async def send(call: Call, body: bytes) -> Answer:
             # Only the agent knows whether what was refused may be sent again.
             return answer
     raise cooldown.exceeded(ATTEMPTS_MAX)
+
+
+async def _protect(call: Call, target: Target, body: bytes) -> None:
+    from ringfence.syscalls.http_undo import keep, undo_of  # noqa: PLC0415 - it sends through the clients here
+
+    undo = undo_of(target.resource, target.method, target.url)
+    if undo is None:
+        raise SnapshotFailed(
+            f"`{target.method}` on `{target.resource.name}` destroys data and can't be undone: "
+            "the resource declares no `undo` for it; the operator can declare one, or change its `effects`"
+        )
+    await keep(call, target.resource, undo, target.url, body)
 
 
 async def _send_once(call: Call, body: bytes) -> Answer:

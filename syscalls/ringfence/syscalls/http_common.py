@@ -17,6 +17,7 @@ from ringfence.policy.problems import PatternError
 from ringfence.syscalls.base import Effect, Env, Plan, Question
 from ringfence.syscalls.declared import HttpResource
 from ringfence.syscalls.errors import InvalidRequest, NoSuchResource
+from ringfence.syscalls.http_undo import undo_of
 from ringfence.syscalls.refusals import refuse_unavailable
 
 if TYPE_CHECKING:
@@ -92,8 +93,9 @@ def plan_http(method: str, url: str, headers: Mapping[str, str], env: Env) -> Pl
         resource=canonical,
         questions=(Question(action=f"http.{method.lower()}", resource=canonical),),
         effect=effect,
-        # INVARIANT: a DESTROY is refused before anything is sent, so repeating it repeats nothing.
-        idempotent=reads or resource.idempotency_header is not None or effect is Effect.DESTROY,
+        idempotent=reads
+        or resource.idempotency_header is not None
+        or _refused(effect, resource, method, canonical),
         data=Target(
             resource=resource,
             method=method,
@@ -102,6 +104,11 @@ def plan_http(method: str, url: str, headers: Mapping[str, str], env: Env) -> Pl
             reads=reads,
         ),
     )
+
+
+def _refused(effect: Effect | None, resource: HttpResource, method: str, url: str) -> bool:
+    """Whether a call is refused before anything is sent, so that repeating it repeats nothing."""
+    return effect is Effect.DESTROY and undo_of(resource, method, url) is None
 
 
 def resource_of(url: str, resources: Iterable[HttpResource]) -> tuple[HttpResource, str] | None:

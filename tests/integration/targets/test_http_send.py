@@ -156,7 +156,7 @@ async def test_an_answer_that_can_not_be_taken_says_that_it_was_carried_out(
 
 async def test_a_destroying_call_is_refused_before_anything_is_sent(agent: Agent, upstream: Upstream) -> None:
     agent.fields["effects"] = (("DELETE", "/**", Effect.DESTROY),)
-    with pytest.raises(SnapshotFailed, match="no compensation"):
+    with pytest.raises(SnapshotFailed, match="declares no `undo`"):
         await agent.send(http_delete, "/volumes/1")
     assert upstream.received == []
 

@@ -103,6 +103,11 @@ def undo_document(undo: Undo) -> dict[str, Any]:
     conflicts += [
         {"kind": "sql", "target": table, "reason": reason} for table, reason in undo.late_conflicts.items()
     ]
+    changes += [
+        {"kind": "http", "target": kept.put_back_url, "action": "restore", "detail": kept.method}
+        for kept in undo.http.items
+    ]
+    conflicts += [{"kind": "http", "target": url, "reason": why} for url, why in undo.http.conflicts.items()]
     for plan in undo.sql.values():
         for entry in plan.describe():
             key = ", ".join(f"{column}={value}" for column, value in entry["key"].items())

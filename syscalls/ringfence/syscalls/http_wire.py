@@ -1,0 +1,71 @@
+"""One request of the kernel's own to a declared resource, beside the calls of agents: with its credential, once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import httpx
+from ringfence.syscalls.http_client import client_of
+
+if TYPE_CHECKING:
+    from ringfence.syscalls.declared import HttpResource
+
+ANSWER_BYTES_MAX: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What the resource answered."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+async def ask(
+    resource: HttpResource,
+    method: str,
+    url: str,
+    *,
+    within_s: float,
+    body: bytes | None = None,
+    content_type: str = "",
+) -> Said:
+    """Send one request.
+
+    Args:
+        resource: whose credential is used.
+        method: upper case.
+        url: canonical, below the resource's base.
+        within_s: seconds for all of it.
+        body: what is sent; None: nothing.
+        content_type: of the body.
+
+    Raises:
+        TimeoutError: it took longer.
+        httpx.HTTPError: it can't be reached, or its answer can't be read or is too long.
+    """
+    headers = {"accept": "*/*", "user-agent": "ringfence"}
+    headers |= {name.lower(): value for name, value in resource.headers.items()}
+    if content_type:
+        headers["content-type"] = content_type
+    request = httpx.Request(method, url, headers=headers, content=body)
+    async with asyncio.timeout(within_s):
+        response = await client_of(keep=False).send(request, stream=True)
+        try:
+            parts: list[bytes] = []
+            size = 0
+            async for part in response.aiter_bytes():
+                size += len(part)
+                if size > ANSWER_BYTES_MAX:
+                    raise httpx.DecodingError("the answer is too long", request=request)
+                parts.append(part)
+        finally:
+            await response.aclose()
+    return Said(
+        status=response.status_code,
+        content_type=response.headers.get("content-type", ""),
+        body=b"".join(parts),
+    )

@@ -1,0 +1,203 @@
+"""Destructive HTTP calls: kept before, put back by a rollback, refused where they can't be kept; over crashes as well."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from ringfence.agent import SnapshotFailed
+from support.kernels import eventually
+from support.scenes import Held, Scene, scene_on
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.timeout(240)]
+
+
+class Drive(ThreadingHTTPServer):
+    """A store of files by name: GET, PUT and DELETE of `/v1/files/NAME`, and `POST /v1/remove` with a name."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.files: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        self.failing = False
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def base(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Drive
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        self.server.asked.append(f"{self.command} {self.path}")
+        name = self.path.removeprefix("/v1/files/")
+        if self.path == "/v1/remove":
+            name = json.loads(body)["file"]["name"]
+        files = self.server.files
+        if self.headers.get("authorization") != "Bearer drive-secret":
+            self._answer(401, b"")
+        elif self.server.failing:
+            self._answer(503, b"")
+        elif self.command == "PUT":
+            files[name] = body
+            self._answer(201, b"")
+        elif name not in files:
+            self._answer(404, b"")
+        elif self.command == "GET":
+            self._answer(200, files[name])
+        else:
+            del files[name]
+            self._answer(204, b"")
+
+    do_GET = do_PUT = do_POST = do_DELETE = _serve
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-type", "text/x-note")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+
+CONFIG = """
+apiVersion: ringfence/v1
+kind: Kernel
+spec:
+  resources:
+    drive:
+      type: http
+      base: "{base}"
+      auth: {{bearer: {{secret: drive}}}}
+      effects: {{"DELETE /**": destroy, "POST /remove": destroy, "POST /burn": destroy}}
+      undo:
+        "DELETE /files/*": {{keep: "GET {{path}}", put_back: "PUT {{path}}"}}
+        "POST /remove": {{keep: "GET /files/{{/file/name}}", put_back: "PUT /files/{{/file/name}}"}}
+"""
+
+
+@pytest.fixture(scope="module")
+def drive() -> Iterator[Drive]:
+    with Drive() as drive:
+        yield drive
+        drive.shutdown()
+
+
+@pytest.fixture(scope="module")
+def scene(drive: Drive) -> Iterator[Scene]:
+    with scene_on(None, config=CONFIG.format(base=drive.base)) as scene:
+        scene.operator.ask("SecretSet", name="drive", value=b"drive-secret")
+        yield scene
+
+
+@pytest.fixture
+def held(scene: Scene, drive: Drive) -> Held:
+    drive.files = {"a": b"\x00 first", "b": b"second"}
+    drive.asked.clear()
+    return scene.hold(
+        allow=[f'http.*: "{drive.base}/**"', 'fs.*: "/workspace/**"'],
+        more="budgets: {total: {destructive: 3}}",
+    )
+
+
+def remove(held: Held, drive: Drive, name: Any) -> Any:
+    return held.rf.http.post(f"{drive.base}/remove", json={"file": {"name": name}})
+
+
+def test_what_a_call_destroys_is_kept_before_and_put_back(held: Held, drive: Drive) -> None:
+    assert held.rf.http.delete(f"{drive.base}/files/a").status == 204
+    assert remove(held, drive, "b").status == 204
+    assert drive.files == {}
+    assert drive.asked == ["GET /v1/files/a", "DELETE /v1/files/a", "GET /v1/files/b", "POST /v1/remove"]
+    steps = held.steps()
+    assert [step["effect"] for step in steps] == ["DESTROY", "DESTROY"]
+    points = held.operator.ask("Points", agent=held.id, verify=True)["points"]
+    assert sorted((p["kind"], *p["covers"], p["verified"]) for p in points) == [
+        ("http", f"{drive.base}/files/{name}", True) for name in "ab"
+    ]
+    preview = held.operator.ask("Rollback", agent=held.id, to="0", preview=True)
+    assert {(c["kind"], c["target"], c["action"]) for c in preview["changes"]} == {
+        ("http", f"{drive.base}/files/{name}", "restore") for name in "ab"
+    }
+    assert preview["not_undoable"] == []
+    assert drive.files == {}
+    done = held.operator.ask("Rollback", agent=held.id, to="0", start=True)
+    assert done["conflicts"] == []
+    assert drive.files == {"a": b"\x00 first", "b": b"second"}
+    # To do it again is another effect: it is not answered from the record, and can be undone as well.
+    held.again()
+    assert held.rf.http.delete(f"{drive.base}/files/a").status == 204
+    assert drive.files == {"b": b"second"}
+    held.operator.ask("Rollback", agent=held.id, to="0")
+    assert drive.files["a"] == b"\x00 first"
+
+
+def test_what_can_not_be_kept_is_not_destroyed(held: Held, drive: Drive) -> None:
+    for work in (
+        lambda: held.rf.http.delete(f"{drive.base}/files/none"),  # nothing there
+        lambda: held.rf.http.delete(f"{drive.base}/elsewhere/a"),  # nobody says how
+        lambda: held.rf.http.post(f"{drive.base}/burn", json={}),
+        lambda: remove(held, drive, ""),
+        lambda: remove(held, drive, {"name": "a"}),
+        lambda: remove(held, drive, "../files/a"),
+        lambda: held.rf.http.post(f"{drive.base}/remove", data=b"name=a"),
+    ):
+        held.refused(SnapshotFailed, work)
+    drive.failing = True
+    try:
+        held.refused(SnapshotFailed, lambda: held.rf.http.delete(f"{drive.base}/files/a"))
+    finally:
+        drive.failing = False
+    assert set(drive.files) == {"a", "b"}
+    assert [one for one in drive.asked if not one.startswith("GET ")] == []
+
+
+def test_what_others_did_meanwhile_is_left_alone(held: Held, drive: Drive) -> None:
+    held.rf.http.delete(f"{drive.base}/files/a")
+    held.rf.http.delete(f"{drive.base}/files/b")
+    drive.files["a"] = b"somebody else's"
+    drive.files["b"] = b"second"
+    done = held.operator.ask("Rollback", agent=held.id, to="0")
+    assert [(c["kind"], c["target"], c["reason"]) for c in done["conflicts"]] == [
+        ("http", f"{drive.base}/files/a", "something else stands there now")
+    ]
+    assert drive.files == {"a": b"somebody else's", "b": b"second"}
+
+
+def test_a_target_that_fails_is_a_conflict(held: Held, drive: Drive) -> None:
+    held.rf.http.delete(f"{drive.base}/files/a")
+    drive.failing = True
+    try:
+        done = held.operator.ask("Rollback", agent=held.id, to="0")
+    finally:
+        drive.failing = False
+    assert "503" in done["conflicts"][0]["reason"]
+    assert "a" not in drive.files
+
+
+@pytest.mark.fault
+def test_a_crash_before_the_request_keeps_nothing_twice(scene: Scene, held: Held, drive: Drive) -> None:
+    scene.kernel.arm("http.delete:before_effect")
+    work = held.rf.thread(lambda: held.rf.http.delete(f"{drive.base}/files/a"))
+    scene.kernel.await_hit("http.delete:before_effect")
+    scene.kernel.kill()
+    scene.kernel.disarm("http.delete:before_effect")
+    assert drive.files["a"] == b"\x00 first"
+    scene.kernel.start()
+    eventually(lambda: scene.show(held.id)["state"] == "unknown", "the call is not reported as unknown")
+    held.disconnect()
+    held.operator.ask("Resolve", agent=held.id, step=held.steps()[0]["step"], outcome="not-done")
+    del work
+    held.again()
+    assert held.rf.http.delete(f"{drive.base}/files/a").status == 204
+    held.operator.ask("Rollback", agent=held.id, to="0")
+    assert drive.files["a"] == b"\x00 first"

@@ -85,14 +85,14 @@ def decide(policy: AgentPolicy, question):
 class World:
     """One agent's files on `base`: `live` is the workspace, `points` the store."""
 
-    def __init__(self, base: Path, *, allow=ALLOW_ALL, deny=()):
+    def __init__(self, base: Path, *, allow=ALLOW_ALL, deny=(), uid: int | None = None):
         self.live = base / "live"
         self.live.mkdir(exist_ok=True)
         self.points = base / "points"
         grants = [(f"g{number}", parse_rule(rule)) for number, rule in enumerate(allow)]
         denies = [parse_rule(rule, "deny") for rule in deny]
         policy = AgentPolicy("a1", grants, denies, [])
-        self.env = Env(Workspace(self.live), SnapshotStore(self.points), policy)
+        self.env = Env(Workspace(self.live, uid=uid), SnapshotStore(self.points), policy)
         self.step = 0
 
     @property

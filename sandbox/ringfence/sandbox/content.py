@@ -11,6 +11,8 @@ from collections.abc import Mapping
 CHUNK = 1 << 20
 ABSENT = "absent"
 """Fingerprint of a path where nothing stands."""
+SET_ID = stat.S_ISUID | stat.S_ISGID
+"""Bits that no content which an agent chose may carry: whoever runs it would become the file's owner."""
 _NO_XATTRS = {errno.ENOTSUP, errno.ENOSYS, errno.EPERM, errno.EACCES}
 _NO_COPY_RANGE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EIO}
 

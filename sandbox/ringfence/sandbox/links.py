@@ -1,11 +1,11 @@
-"""Following links inside a workspace, one component at a time, none out of it."""
+"""Following links inside a workspace, one component at a time, none out of it, and none to a second spelling."""
 
 from __future__ import annotations
 
 import errno
 import stat
 
-from ringfence.sandbox.names import WORKSPACE, shown
+from ringfence.sandbox.names import WORKSPACE, BadNameError, normalise, other_form, shown
 from ringfence.sandbox.records import WorkspaceError, workspace_error
 from ringfence.sandbox.tree import Tree
 
@@ -83,3 +83,41 @@ def _leaves(path: str) -> str:
 
 def _dangles(path: str, target: str) -> str:
     return f"`{shown(path)}` is a link to `{shown(target)}`, which does not exist; name that path itself"
+
+
+def same_spelling(path: str) -> str:
+    """Give a resolved path back, or refuse a link to a name that could not have been asked for.
+
+    Raises:
+        BadNameError: it would be a second spelling for policy.
+    """
+    if normalise(path) != path:
+        raise BadNameError(other_form(path))
+    return path
+
+
+def check_spelling(tree: Tree, path: str, lexical: str) -> None:
+    """Refuse a requested name that stands on the disk in a form that requests are not compared in.
+
+    Where it stands in the other form as well, what was asked for is still not what would be found.
+
+    Args:
+        tree: the workspace.
+        path: as it was requested.
+        lexical: what `names.normalise` made of it.
+
+    Raises:
+        BadNameError: something stands there in exactly the requested form.
+    """
+    if path.isascii():
+        return
+    raw = "/".join(part for part in path.split("/") if part not in {"", "."})
+    raw = f"/{raw}" if path.startswith("/") else f"{WORKSPACE}/{raw}"
+    if raw == lexical:
+        return
+    try:
+        found = tree.find(raw)
+    except OSError:  # too long a name in that form, or behind bits that hide it: nothing there can be meant
+        return
+    if found is not None:
+        raise BadNameError(other_form(path))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from ringfence.sandbox import content, links, openat, search
-from ringfence.sandbox.names import WORKSPACE, BadNameError, normalise, other_form, parent, shown
+from ringfence.sandbox.names import WORKSPACE, BadNameError, normalise, parent, shown
 from ringfence.sandbox.openat import Opened
 from ringfence.sandbox.records import PathInfo, ReadResult, SearchMatch, WorkspaceError, workspace_error
 from ringfence.sandbox.tree import Tree
@@ -66,13 +66,12 @@ class WorkspaceReader:
         """
         try:
             lexical = normalise(path)
+            links.check_spelling(self.tree, path, lexical)
             try:
                 os.close(self.tree.open(lexical, openat.PATH if follow else openat.LOOK))
             except OSError as error:
                 if error.errno == errno.ELOOP:
-                    return _same_spelling(links.resolve(self.tree, lexical, follow=follow))
-                if error.errno == errno.ENOENT and not path.isascii():
-                    self._check_spelling(path, lexical)
+                    return links.same_spelling(links.resolve(self.tree, lexical, follow=follow))
                 if error.errno not in {errno.ENOENT, errno.ENOTDIR, errno.EACCES}:
                     raise workspace_error(error, lexical) from error
         except BadNameError as problem:
@@ -82,25 +81,20 @@ class WorkspaceReader:
     def canonical_open(self, path: str) -> tuple[str, Opened | None]:
         """Resolve as `canonical` does, and keep what stands there open for reading: one system call for both.
 
-        Nothing is kept where it can't be opened. Reading what is kept later would miss what was written meanwhile.
+        Nothing is kept where the agent itself couldn't open it. Reading what is kept later would miss what was written
+        meanwhile.
 
         Raises:
             WorkspaceError: as `canonical`.
         """
         try:
             lexical = normalise(path)
+            links.check_spelling(self.tree, path, lexical)
             # Following no link, it opens a path that is its own canonical name, or nothing.
-            return lexical, Opened(self.tree.open(lexical, openat.FILE))
+            return lexical, Opened(self.tree.open_as_agent(lexical, openat.FILE))
         except (OSError, BadNameError):
             pass
         return self.canonical(path), None
-
-    def _check_spelling(self, path: str, lexical: str) -> None:
-        """Refuse a name that stands on the disk only in a form that requests are not compared in."""
-        raw = "/".join(part for part in path.split("/") if part not in {"", "."})
-        raw = f"/{raw}" if path.startswith("/") else f"{WORKSPACE}/{raw}"
-        if raw != lexical and self.tree.find(raw) is not None:
-            raise BadNameError(other_form(path))
 
     # Reading
 
@@ -130,6 +124,7 @@ class WorkspaceReader:
         max_bytes: int,
         only_below: int | None,
         opened: Opened | None = None,
+        as_agent: bool = False,
     ) -> ReadResult | None:
         """Read as `read` does, but give None where more than `only_below` bytes would be read.
 
@@ -140,12 +135,14 @@ class WorkspaceReader:
             max_bytes: never more than this, whatever `limit` says.
             only_below: give None for more than so many bytes; None: read any number.
             opened: what `canonical_open` kept; used up by reading.
+            as_agent: read only what the agent's own uid could read.
         """
         if offset < 0 or limit < 0:
             raise WorkspaceError("InvalidRequest", "`offset` and `limit` can't be negative; give 0 or more")
         try:
             if opened is None or opened.fd < 0:
-                opened = Opened(self.tree.open(path, openat.FILE))
+                opener = self.tree.open_as_agent if as_agent else self.tree.open
+                opened = Opened(opener(path, openat.FILE))
             facts = os.fstat(opened.fd)
             check_file(path, facts)
             size = max(0, min(limit or max_bytes, max_bytes, facts.st_size - offset))
@@ -157,14 +154,18 @@ class WorkspaceReader:
             raise workspace_error(error, path) from error
         return ReadResult(data=data, size_bytes=facts.st_size, version=content.version_of(facts))
 
-    def stat(self, path: str) -> PathInfo:
+    def stat(self, path: str, *, as_agent: bool = False) -> PathInfo:
         """Describe one canonical path; a link itself, not what it points at.
+
+        Args:
+            path: canonical path.
+            as_agent: only if the agent's own uid could.
 
         Raises:
             WorkspaceError: not there.
         """
         try:
-            facts = self.tree.lstat(path)
+            facts = self.tree.lstat(path, as_agent=as_agent)
             return _info(path, facts, self.tree.readlink(path) if stat.S_ISLNK(facts.st_mode) else "")
         except OSError as error:
             raise workspace_error(error, path) from error
@@ -211,13 +212,17 @@ class WorkspaceReader:
             raise workspace_error(OSError(errno.ENOTDIR, ""), path)
         return missing
 
-    def list(self, path: str) -> list[PathInfo]:
+    def list(self, path: str, *, as_agent: bool = False) -> list[PathInfo]:
         """Describe the entries of one directory, in name order.
+
+        Args:
+            path: canonical path.
+            as_agent: only if the agent's own uid could.
 
         Raises:
             WorkspaceError: not there, or not a directory.
         """
-        fd = self._open_directory(path)
+        fd = self._open_directory(path, as_agent=as_agent)
         try:
             with os.scandir(fd) as entries:
                 names = sorted(entry.name for entry in entries)
@@ -228,9 +233,9 @@ class WorkspaceReader:
             os.close(fd)
         return [info for info in found if info is not None]
 
-    def _open_directory(self, path: str) -> int:
+    def _open_directory(self, path: str, *, as_agent: bool = False) -> int:
         try:
-            return self.tree.open(path, openat.DIRECTORY)
+            return (self.tree.open_as_agent if as_agent else self.tree.open)(path, openat.DIRECTORY)
         except OSError as error:
             if error.errno == errno.ENOTDIR and self.tree.find(path) is not None:
                 raise WorkspaceError(
@@ -238,8 +243,12 @@ class WorkspaceReader:
                 ) from None
             raise workspace_error(error, path) from error
 
-    def names(self, path: str = WORKSPACE) -> Iterator[tuple[str, bool]]:
+    def names(self, path: str = WORKSPACE, *, as_agent: bool = False) -> Iterator[tuple[str, bool]]:
         """All paths beneath a directory in path order, each with whether it is a directory; links not followed.
+
+        Args:
+            path: canonical path of the directory.
+            as_agent: only what the agent's own uid could list.
 
         Raises:
             WorkspaceError: not there, or a directory beneath can't be read.
@@ -251,7 +260,7 @@ class WorkspaceReader:
                 yield here, directory
             if not directory:
                 continue
-            fd = self._open_directory(here)
+            fd = self._open_directory(here, as_agent=as_agent)
             try:
                 with os.scandir(fd) as entries:
                     found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
@@ -278,7 +287,7 @@ class WorkspaceReader:
         *,
         stop: Callable[[], bool] = lambda: False,
     ) -> tuple[list[SearchMatch], int, bool]:
-        """Find files below a directory by name and content.
+        """Find files below a directory by name and content, as far as the agent's own uid can read.
 
         Args:
             path: canonical path of the directory.
@@ -295,7 +304,7 @@ class WorkspaceReader:
             WorkspaceError: not a directory, or a glob or text that can't match.
         """
         query = search.Search(self.tree, path, glob=glob, text=text, limit=limit, stop=stop)
-        return query.run(self.names(path), visible)
+        return query.run(self.names(path, as_agent=True), visible)
 
     def find(self, path: str, glob: str, *, stop: Callable[[], bool] = lambda: False) -> list[str]:
         """Find the files and links below a directory whose path matches a glob, in path order.
@@ -339,13 +348,6 @@ class WorkspaceReader:
                 os.close(fd)
         except OSError as error:
             raise workspace_error(error, path) from error
-
-
-def _same_spelling(path: str) -> str:
-    """Refuse a link to a name that could not have been asked for: it would be a second spelling for policy."""
-    if normalise(path) != path:
-        raise BadNameError(other_form(path))
-    return path
 
 
 def _entry(fd: int, directory: str, name: str) -> PathInfo | None:

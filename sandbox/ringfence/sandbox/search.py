@@ -182,7 +182,7 @@ class Search:
         if not self._needle:
             return self._add(SearchMatch(path=path, line=0, text=""))
         try:
-            fd = self._tree.open(path, openat.FILE)
+            fd = self._tree.open_as_agent(path, openat.FILE)
         except PermissionError:
             self._withheld += 1
             return True

@@ -16,6 +16,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from ringfence.sandbox import openat
+from ringfence.sandbox.credentials import AgentRights
 from ringfence.sandbox.names import WORKSPACE, ancestors, parent, relative
 
 _DIRECTORY_MODE = 0o755
@@ -33,6 +34,7 @@ class Tree:
     def __init__(self, root: Path, *, uid: int | None = None) -> None:
         self.root = root
         self.uid = uid
+        self.rights = AgentRights(uid)
         self._temporary_fd = -1
         self._names = itertools.count()
         self._prefix = f"{os.getpid():x}-{secrets.token_hex(4)}"
@@ -75,9 +77,14 @@ class Tree:
         """Open a canonical path; the caller closes the descriptor."""
         return openat.open_beneath(self.fd, relative(path), flags)
 
-    def lstat(self, path: str) -> os.stat_result:
+    def open_as_agent(self, path: str, flags: int) -> int:
+        """Open a canonical path if the agent itself could; the caller closes the descriptor."""
+        with self.rights:
+            return openat.open_beneath(self.fd, relative(path), flags)
+
+    def lstat(self, path: str, *, as_agent: bool = False) -> os.stat_result:
         """Facts of what stands at a path, a link itself included."""
-        fd = self.open(path, openat.LOOK)
+        fd = (self.open_as_agent if as_agent else self.open)(path, openat.LOOK)
         try:
             return os.fstat(fd)
         finally:

@@ -49,7 +49,9 @@ async def run(call: Call, arguments: Arguments) -> Result:
             digest = hashlib.sha256(arguments.data).hexdigest()
         else:
             digest = env.workspace.content_hash(path, arguments.data)
-        expect[path] = content.file_fingerprint(_NEW_FILE_MODE if old is None else old.mode, digest)
+        expect[path] = content.file_fingerprint(
+            _NEW_FILE_MODE if old is None else old.mode & ~content.SET_ID, digest
+        )
         return Change(
             paths=list(expect),
             expect=expect,

@@ -33,7 +33,7 @@ async def run(call: Call, arguments: Arguments) -> Result:
     """List."""
     del arguments  # the plan holds the resolved path
     try:
-        found = await fs_common.in_thread(lambda: call.env.workspace.list(call.plan.resource))
+        found = await fs_common.in_thread(lambda: call.env.workspace.list(call.plan.resource, as_agent=True))
     except WorkspaceError as error:
         raise fs_common.refusal(error) from error
     visible = set(await fs_common.visible_only(call.env, "fs.list", [info.path for info in found]))

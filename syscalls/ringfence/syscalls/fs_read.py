@@ -66,7 +66,7 @@ def _read(
     path, offset, limit = call.plan.resource, arguments.offset, arguments.limit
     try:
         found = call.env.workspace.read_within(
-            path, offset, limit, max_bytes=_MOST, only_below=only_below, opened=opened
+            path, offset, limit, max_bytes=_MOST, only_below=only_below, opened=opened, as_agent=True
         )
     except WorkspaceError as error:
         raise fs_common.refusal(error) from error

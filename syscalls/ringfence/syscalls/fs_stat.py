@@ -31,6 +31,6 @@ async def run(call: Call, arguments: Arguments) -> Result:
     """Describe."""
     del arguments  # the plan holds the resolved path
     try:
-        return Result(info=fs_common.file_info(call.env.workspace.stat(call.plan.resource)))
+        return Result(info=fs_common.file_info(call.env.workspace.stat(call.plan.resource, as_agent=True)))
     except WorkspaceError as error:
         raise fs_common.refusal(error) from error

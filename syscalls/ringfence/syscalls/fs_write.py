@@ -50,7 +50,7 @@ async def run(call: Call, arguments: Arguments) -> Result:
         fs_common.resolve_again(env, arguments.path, path)
         old = env.workspace.existing_file(path)
         expect = fs_common.new_parents(env, path)
-        bits = mode if old is None else old.mode
+        bits = mode if old is None else old.mode & ~content.SET_ID
         grows = written(old, len(arguments.data), len(expect))
         expect[path] = content.file_fingerprint(bits, hashlib.sha256(arguments.data).hexdigest())
         return Change(

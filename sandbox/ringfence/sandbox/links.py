@@ -27,23 +27,23 @@ def resolve(tree: Tree, lexical: str, *, follow: bool) -> str:
     todo = lexical.split("/")[:1:-1]
     asked = len(todo)  # so many at the bottom were asked for; what lies above them was written in a link
     links = 0
+    directory = True  # whether what was found so far is one
     while todo:
         name = todo.pop()
         written = len(todo) >= asked
         asked = min(asked, len(todo))
-        if name == "..":
-            if not done:
-                raise WorkspaceError("InvalidRequest", _leaves(lexical))
-            done.pop()
+        if name in {".", ".."}:
+            _step(done, name, lexical, directory=directory)
             continue
         here = "/".join([WORKSPACE, *done, name])
-        found, target = _look(tree, here, lexical)
-        if not found:
+        mode, target = _look(tree, here, lexical)
+        if not mode:
             if written:
                 raise WorkspaceError("InvalidRequest", _dangles(lexical, here))
             return "/".join([here, *todo[::-1]])
         if target is None or (not follow and not todo):
             done.append(name)
+            directory = stat.S_ISDIR(mode)
             continue
         links += 1
         if links > _LINKS:
@@ -56,20 +56,35 @@ def resolve(tree: Tree, lexical: str, *, follow: bool) -> str:
     return "/".join([WORKSPACE, *done])
 
 
-def _look(tree: Tree, path: str, lexical: str) -> tuple[bool, str | None]:
-    """Whether something stands there, and where it points if it is a link."""
+def _step(done: list[str], name: str, lexical: str, *, directory: bool) -> None:
+    """Take `.` or `..` of a link: what stands before it has to be a directory, and not the workspace for `..`."""
+    if not directory:
+        raise workspace_error(OSError(errno.ENOTDIR, ""), lexical)
+    if name == ".." and not done:
+        raise WorkspaceError("InvalidRequest", _leaves(lexical))
+    if name == "..":
+        done.pop()
+
+
+def _look(tree: Tree, path: str, lexical: str) -> tuple[int, str | None]:
+    """Mode of what stands there, 0 for nothing, and where it points if it is a link."""
     try:
         facts = tree.lstat(path)
-        return True, tree.readlink(path) if stat.S_ISLNK(facts.st_mode) else None
+        return facts.st_mode, tree.readlink(path) if stat.S_ISLNK(facts.st_mode) else None
     except OSError as error:
         if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.EACCES}:
-            return False, None
+            return 0, None
         raise workspace_error(error, lexical) from error
 
 
 def _parts(target: str, lexical: str) -> list[str]:
-    """Components that a link stands for; those of an absolute one count from the workspace."""
+    """Components that a link stands for; those of an absolute one count from the workspace.
+
+    A slash or dot at the end stays, as `.`: what stands before it has to be a directory.
+    """
     parts = [part for part in target.split("/") if part not in {"", "."}]
+    if target.endswith(("/", "/.")):
+        parts.append(".")
     if not target.startswith("/"):
         return parts
     if parts[:1] != ["workspace"]:

@@ -137,6 +137,12 @@ def its_approvals(me: Reader) -> None:
         me.shell("ringfence send invoice-bot --json order.json")
         me.run(line, **{"a8" if "a8" in line else "a7": me.waiting()})
     me.await_state("invoice-bot", "sleeping", "a message")
+    me.order({"delete": "data/d.csv"})
+    me.shell("ringfence send invoice-bot --json order.json")
+    lasting = me.waiting()
+    me.run("ringfence approvals approve a9 --for 2h", a9=lasting)
+    me.run('ringfence approvals end a9 --reason "the import is done"', a9=lasting)
+    me.await_state("invoice-bot", "sleeping", "a message")
     said = me.shell("ringfence logs invoice-bot")
     assert "not on a Friday" in said
     assert "only for March" in said

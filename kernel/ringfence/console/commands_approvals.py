@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from ringfence.console import render
 from ringfence.console.documents import as_record, items, record, records, source_line
-from ringfence.console.durations import seconds, span
+from ringfence.console.durations import parse_duration_ms, seconds, span
 from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
 from ringfence.console.render import Column
 from ringfence.console.session import Commands, Session
@@ -93,6 +93,7 @@ def show(session: Session, id: str) -> int:  # noqa: A002 - as the contract name
             ("decided by", shown["decided_by"]),
             ("decided at", shown["decided_at"]),
             ("reason", shown["reason"]),
+            ("holds until", shown.get("good_until")),
         )
     )
     given = shown["arguments"] if shown["edited"] is None else shown["edited"]
@@ -131,17 +132,22 @@ def _print_detail(detail: Mapping[str, Any], arguments: Mapping[str, Any]) -> No
     "ringfence approvals approve a7",
     "ringfence approvals approve a7 --edit arguments.json",
     'ringfence approvals approve a8 --reason "yes, but only for March"',
+    "ringfence approvals approve a9 --for 2h",
 )
 @click.argument("id", metavar="ID")
 @click.option("--edit", metavar="FILE|-", help="Run it with these arguments instead, a JSON object.")
 @click.option("--reason", default="", metavar="TEXT", help="Kept with it; the answer to a question.")
-def approve(session: Session, id: str, edit: str | None, reason: str) -> int:  # noqa: A002 - as the contract names it
+@click.option(
+    "--for", "lasts", metavar="DURATION", help="The same call of this agent asks nobody for so long."
+)
+def approve(session: Session, id: str, edit: str | None, reason: str, lasts: str | None) -> int:  # noqa: A002 - as the contract names it
     """Let a parked call run, once.
 
     It is decided again by the policy in force: a deny wins, and a rule that did not ask before asks anew.
     """
     arguments = b"" if edit is None else _edited(edit)
-    document = session.client().call("Approve", id=id, arguments=arguments, reason=reason)
+    for_ms = 0 if lasts is None else _lasting(lasts)
+    document = session.client().call("Approve", id=id, arguments=arguments, reason=reason, for_ms=for_ms)
     if session.as_json:
         render.emit(document)
     else:
@@ -162,6 +168,29 @@ def deny(session: Session, id: str, reason: str) -> int:  # noqa: A002 - as the 
     else:
         render.say(f"{safe(document['id'])}: denied; {safe(document['agent'])} is told")
     return ExitCode.OK
+
+
+@commands.add("end", 'ringfence approvals end a9 --reason "the import is done"')
+@click.argument("id", metavar="ID")
+@click.option("--reason", default="", metavar="TEXT", help="Kept in the audit.")
+def end(session: Session, id: str, reason: str) -> int:  # noqa: A002 - as the contract names it
+    """End an approval that holds for longer than once."""
+    document = session.client().call("ApprovalEnd", id=id, reason=reason)
+    if session.as_json:
+        render.emit(document)
+    else:
+        render.say(f"{safe(document['id'])}: holds for no further call of {safe(document['agent'])}")
+    return ExitCode.OK
+
+
+def _lasting(text: str) -> int:
+    try:
+        found = parse_duration_ms(text)
+    except ValueError as error:
+        raise ConsoleError(str(error), ExitCode.USAGE) from None
+    if found == 0:
+        raise ConsoleError(f"`--for {text}` is over at once; give a longer duration", ExitCode.USAGE)
+    return found
 
 
 def _edited(source: str) -> bytes:

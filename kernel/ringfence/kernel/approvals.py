@@ -77,6 +77,9 @@ class Approvals:
             if record is not None and not await self._covers(flight, record, asks):
                 await self._close(record, "other rules ask now, or the target changed since it was asked")
                 record = None
+            if record is None and (standing := await self._standing(flight, asks, asked)) is not None:
+                flight.approve(asks, standing)
+                return standing
             if record is None:
                 record = await self._open(flight, asks, asked)
             elif record.state == "approved":
@@ -88,6 +91,18 @@ class Approvals:
             flight.waits_for = record
             async with parking(flight):
                 record = await self._decided(flight, record)
+
+    async def _standing(
+        self, flight: Flight, asks: frozenset[Ask], asked: Asked | None
+    ) -> ApprovalRecord | None:
+        """What a person approved for the same call of the same agent, for longer than once; None: nothing that holds.
+
+        It is no longer bound to how the target stood: the call itself changes that each time.
+        """
+        if asked is not None and asked.question:
+            return None  # a question is asked each time
+        found = await self._core.store.standing_approvals(flight.thread.key, flight.row.action, flight.digest)
+        return next((record for record in found if asks <= frozenset(record.asks)), None)
 
     async def _open(self, flight: Flight, asks: frozenset[Ask], asked: Asked | None) -> ApprovalRecord:
         """Write the parked row and the approval in one transaction."""

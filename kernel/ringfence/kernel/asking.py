@@ -22,6 +22,8 @@ LISTED_MAX = 256
 """Paths that an approval names and whose versions it is bound to; a longer list is told by its number."""
 
 STATE = "state "
+PROGRAM = "program"
+"""Stands for the rule where the program itself asks."""
 _VERSIONED = frozenset({"fs.write", "fs.append", "fs.move", "fs.delete"})
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ringfence.kernel.asking import Asked, storable
+from ringfence.kernel.asking import PROGRAM, Asked, storable
 from ringfence.kernel.flight_state import FlightState
 from ringfence.kernel.journal.types import ApprovalRecord, Entry, EpochMoved, Phase
 from ringfence.kernel.waits import waiting
@@ -176,7 +177,7 @@ class Flight(FlightState):
         """What still asks for a person: rules, and the program itself."""
         own: frozenset[tuple[Any, ...]] = frozenset()
         if asked is not None and asked.question:
-            own = frozenset({("program", self.row.action, asked.question)})
+            own = frozenset({(PROGRAM, self.row.action, asked.question)})
         return (judgement.asking | own) - self.approved
 
     def approve(self, asks: frozenset[tuple[Any, ...]], record: ApprovalRecord) -> None:
@@ -185,6 +186,15 @@ class Flight(FlightState):
         self.approval, self.waits_for = record, None
         # The time that a person took is not the call's.
         self._deadline = time.monotonic() + self._span_s
+
+    async def _still_approved(self) -> None:
+        """Forget an approval of longer than once that was taken back meanwhile."""
+        record = self.approval
+        if record is None or record.good_until is None or record.step == self.step:
+            return
+        now = await self._core.store.approval(record.key)
+        if now is None or now.good_until is None or now.good_until <= datetime.now(UTC):
+            self.approved, self.approval = frozenset(), None
 
     def replace_arguments(self, raw: bytes) -> None:
         """Run with the arguments that an operator put in place of the agent's. The digest stays that of the agent's."""
@@ -245,6 +255,7 @@ class Flight(FlightState):
             NeedsApproval: they ask.
         """
         judgement = await self.weigh(rights, self.questions)
+        await self._still_approved()
         if judgement.verdict is Verdict.DENY:
             revoked = self.revoked(judgement)
             self.judgement = judgement

@@ -1034,26 +1034,56 @@ class ApproveRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    FOR_MS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id."""
     arguments: _builtins.bytes
     """Arguments to run instead, as a JSON object; empty: as they are."""
     reason: _builtins.str
     """What the agent is told, for a call that asked a question; kept as the reason."""
+    for_ms: _builtins.int
+    """For how long, in milliseconds, the same call of the same agent needs nobody again; 0: once."""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         arguments: _builtins.bytes = ...,
         reason: _builtins.str = ...,
+        for_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "for_ms", b"for_ms", "id", b"id", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ApproveRequest: _TypeAlias = ApproveRequest  # noqa: Y015
+
+@_typing.final
+class ApprovalEndRequest(_message.Message):
+    """Ends an approval that holds for longer than once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """Its id."""
+    reason: _builtins.str
+    """Why; kept in the audit."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApprovalEndRequest: _TypeAlias = ApprovalEndRequest  # noqa: Y015
 
 @_typing.final
 class DenyRequest(_message.Message):

@@ -59,6 +59,7 @@ CONTRACT = [
     "approvals show",
     "approvals approve",
     "approvals deny",
+    "approvals end",
     "policy lint",
     "policy show",
     "policy can-i",

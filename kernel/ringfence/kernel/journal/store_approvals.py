@@ -92,8 +92,25 @@ class ApprovalStore(StoreBase):
         values = {"key": None, "agent": agent, "after": after, "reason": reason}
         return await self._all("approvals.withdraw", approval_record, values)
 
+    async def standing_approvals(self, agent: AgentKey, action: str, digest: bytes) -> list[ApprovalRecord]:
+        """What a person approved for longer than once and holds now, for one call of one agent; newest first.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        values = {"agent": agent, "action": action, "digest": digest.hex()}
+        return await self._all("approvals.standing", approval_record, values)
+
+    async def end_standing_approval(self, key: int) -> ApprovalRecord | None:
+        """Let an approval hold for no further call; None: it held for none.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        return await self._first("approvals.end_standing", approval_record, {"key": key})
+
     async def decide_approval(
-        self, key: int, state: str, by: str, reason: str, edited: str | None = None
+        self, key: int, state: str, by: str, reason: str, edited: str | None = None, for_ms: int | None = None
     ) -> ApprovalRecord | None:
         """Decide one that waits, and tell its agent's kernel.
 
@@ -103,6 +120,7 @@ class ApprovalStore(StoreBase):
             by: who decides.
             reason: why, in their words.
             edited: canonical arguments to run instead, or None.
+            for_ms: how long it holds for the same call again; None: once.
 
         Returns:
             How it was decided; None: it does not wait any more, or its time is over.
@@ -110,5 +128,5 @@ class ApprovalStore(StoreBase):
         Raises:
             Unavailable: the database is away.
         """
-        values = {"key": key, "state": state, "by": by, "reason": reason, "edited": edited}
+        values = {"key": key, "state": state, "by": by, "reason": reason, "edited": edited, "for_ms": for_ms}
         return await self._first("approvals.decide", approval_record, values)

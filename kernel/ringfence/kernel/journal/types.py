@@ -277,6 +277,7 @@ class ApprovalRecord:
         versions: how the target stood when it was asked, by path.
         detail: what people are shown beside the arguments, such as a diff.
         state: pending, approved, denied, expired or voided.
+        good_until: an approved one holds until then for the same call of the same agent; None: for this one alone.
     """
 
     key: int
@@ -301,6 +302,7 @@ class ApprovalRecord:
     decided_at: datetime | None
     decided_by: str | None
     reason: str
+    good_until: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from ringfence.kernel.asking import PROGRAM
 from ringfence.kernel.journal.store_approvals import approval_key
 from ringfence.kernel.journal.types import ApprovalRecord
 from ringfence.kernel.operations.kernel import Kernel, rfc3339
+from ringfence.kernel.operations.rights import look_again
 from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.rights import Rights
 from ringfence.policy.types import Verdict
@@ -17,6 +19,8 @@ from ringfence.syscalls.codec import decode_arguments
 from ringfence.syscalls.errors import SyscallError
 
 REASON_CHARS_MAX = 2000
+STANDING_MS_MAX = 30 * 86_400_000
+"""Longest that an approval holds for the same call again."""
 
 
 async def approvals(kernel: Kernel, name: str, *, everything: bool) -> dict[str, Any]:
@@ -54,6 +58,7 @@ def document(record: ApprovalRecord, agent: str, name: str) -> dict[str, Any]:
         "decided_at": rfc3339(record.decided_at),
         "decided_by": record.decided_by,
         "reason": record.reason or None,
+        "good_until": rfc3339(record.good_until),
     }
 
 
@@ -104,16 +109,47 @@ async def _why(kernel: Kernel, record: ApprovalRecord, agent: str) -> list[str]:
         texts |= {head + r.id: f"{head}{r.id} '{r.text}' of the {r.origin}" for r in told}
         one = one.parent
     rules = dict.fromkeys(str(ask[0]) for ask in record.asks)
-    return [texts.get(rule, "the program itself" if rule == "program" else rule) for rule in rules]
+    return [texts.get(rule, "the program itself" if rule == PROGRAM else rule) for rule in rules]
 
 
 async def approve(
-    kernel: Kernel, approval_id: str, arguments: bytes, reason: str, operator: str
+    kernel: Kernel, approval_id: str, arguments: bytes, reason: str, for_ms: int, operator: str
 ) -> dict[str, Any]:
-    """Let a parked call run, once."""
+    """Let a parked call run, once; with `for_ms` also when the same agent makes it again within that time."""
     record = await _waiting(kernel, approval_id)
+    if for_ms:
+        _may_stand(record, arguments, for_ms)
     edited = await _edited(kernel, record, arguments) if arguments else None
-    return await _decide(kernel, record, "approved", operator, reason, edited)
+    return await _decide(kernel, record, "approved", operator, reason, edited, for_ms or None)
+
+
+def _may_stand(record: ApprovalRecord, arguments: bytes, for_ms: int) -> None:
+    """Refuse an approval for longer than once where it would not be for the same call, or for no call that anybody saw."""
+    if arguments:
+        raise bad_usage("edited arguments are approved once; approve without --edit, or without --for")
+    if any(ask[0] == PROGRAM for ask in record.asks):
+        raise bad_usage("the program asks a person itself, and each time anew; approve without --for")
+    if for_ms > STANDING_MS_MAX:
+        raise bad_usage(
+            f"an approval holds for {STANDING_MS_MAX // 86_400_000} days at most; change the rule instead"
+        )
+
+
+async def end(kernel: Kernel, approval_id: str, reason: str, operator: str) -> dict[str, Any]:
+    """Let an approval hold for no further call; answers when no later call on any kernel runs under it."""
+    record = await _record(kernel, approval_id)
+    ended = await kernel.core.store.end_standing_approval(record.key)
+    if ended is None:
+        raise conflict(
+            f"approval {record.id} holds for no further call; see: ringfence approvals show {record.id}"
+        )
+    agent = await kernel.core.store.agent_by_key(record.agent)
+    owner = "" if agent is None else agent.id
+    affected = [] if agent is None else await look_again(kernel, agent)
+    await kernel.core.operator_event(
+        "operator.approval_end", owner, operator=operator, approval=record.id, reason=reason
+    )
+    return {"id": record.id, "agent": owner, "good_until": rfc3339(ended.good_until), "affected": affected}
 
 
 async def deny(kernel: Kernel, approval_id: str, reason: str, operator: str) -> dict[str, Any]:
@@ -124,7 +160,13 @@ async def deny(kernel: Kernel, approval_id: str, reason: str, operator: str) -> 
 
 
 async def _decide(
-    kernel: Kernel, record: ApprovalRecord, state: str, operator: str, reason: str, edited: str | None
+    kernel: Kernel,
+    record: ApprovalRecord,
+    state: str,
+    operator: str,
+    reason: str,
+    edited: str | None,
+    for_ms: int | None = None,
 ) -> dict[str, Any]:
     if len(reason) > REASON_CHARS_MAX:
         raise bad_usage(f"the reason has {len(reason)} characters; the limit is {REASON_CHARS_MAX}")
@@ -139,13 +181,15 @@ async def _decide(
         step=record.step,
         edited=edited is not None,
         reason=reason,
+        **({} if for_ms is None else {"for_ms": for_ms}),
     )
-    decided = await kernel.core.store.decide_approval(record.key, state, operator, reason, edited)
+    decided = await kernel.core.store.decide_approval(record.key, state, operator, reason, edited, for_ms)
     if decided is None:
         raise _decided_before(await _record(kernel, record.id))
     # Its own kernel may be this one: no need to wait for the notification.
     kernel.core.approvals.notice(record.agent)
-    return {"id": record.id, "agent": owner, "step": record.step, "state": state}
+    until = rfc3339(decided.good_until)
+    return {"id": record.id, "agent": owner, "step": record.step, "state": state, "good_until": until}
 
 
 async def _edited(kernel: Kernel, record: ApprovalRecord, raw: bytes) -> str:

@@ -124,6 +124,16 @@ async def revoke(
     }
 
 
+async def look_again(kernel: Kernel, record: AgentRecord) -> list[dict[str, Any]]:
+    """Have every call of an agent and its descendants decided again; answers when no later one rests on what was before.
+
+    Returns:
+        The calls that this ended or found under way.
+    """
+    epoch, _ = await kernel.core.store.revoke(record.key, [])
+    return [*await _make_known(kernel, record.key, epoch), *await _descendants_know(kernel, record.key)]
+
+
 async def _purge(kernel: Kernel, record: AgentRecord, grants: list[str]) -> None:
     """Withhold what was recorded under grants, from the agent and from all whose rights they bounded."""
     threads = [await kernel.thread(record.id)]

@@ -314,12 +314,15 @@ create table approvals (
     expires_at timestamptz not null,
     decided_at timestamptz,
     decided_by text,
-    reason     text not null default ''
+    reason     text not null default '',
+    good_until timestamptz
 );
 -- A step waits for one person at a time.
 create unique index approvals_pending on approvals (agent, step) where state = 'pending';
 -- Adoption and `show` ask for those of one agent.
 create index approvals_agent on approvals (agent, step);
+-- A call that asks looks whether it was approved for longer than once.
+create index approvals_standing on approvals (agent, digest) where good_until is not null;
 
 -- Mailboxes. A message waits until it is taken; a rollback of its receiver puts it back, one of its sender voids it.
 -- `sender_key`, `sender_step` and `sender_branch` are null for a message of an operator.

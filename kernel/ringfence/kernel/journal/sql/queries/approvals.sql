@@ -30,7 +30,18 @@ returning *
 -- Once: whoever comes second finds what was decided. One that has run out of time is nobody's to approve any more.
 with d as (
     update approvals set state = %(state)s, decided_at = clock_timestamp(), decided_by = %(by)s, reason = %(reason)s,
-        edited = coalesce(%(edited)s, edited)
+        edited = coalesce(%(edited)s, edited),
+        good_until = clock_timestamp() + %(for_ms)s::bigint * interval '1 millisecond'
     where key = %(key)s and state = 'pending' and (%(state)s <> 'approved' or expires_at > clock_timestamp())
     returning *)
 select d.* from d, lateral (select pg_notify('ringfence_approval', json_build_object('agent', d.agent, 'key', d.key)::text)) n
+
+-- name: standing
+-- What was approved for longer than once, for the same call of the same agent.
+select * from approvals
+where agent = %(agent)s and action = %(action)s and digest = %(digest)s and state = 'approved' and good_until > clock_timestamp()
+order by key desc
+
+-- name: end_standing
+-- It holds for no further call; what ran under it stays approved.
+update approvals set good_until = clock_timestamp() where key = %(key)s and good_until > clock_timestamp() returning *

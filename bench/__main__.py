@@ -44,7 +44,7 @@ def main() -> int:
     names = "\n".join(f"  {name:12}{text}" for name, text in MEASUREMENTS.items())
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = f"measurements:\n{names}"
-    parser.add_argument("--quick", action="store_true", help="about a minute in all")
+    parser.add_argument("--quick", action="store_true", help="two to three minutes in all")
     parser.add_argument(
         "--only", action="append", choices=list(MEASUREMENTS), metavar="NAME", help="may be repeated"
     )

@@ -110,6 +110,14 @@ def test_what_can_not_be_known_counts_as_hearsay() -> None:
     assert holds({"url": "x"}, TOLD, fields=("/to",)) == ""
 
 
+def test_a_field_is_found_whatever_the_case_of_its_name() -> None:
+    """Some targets read `To` as `to`: an agent must not get past a condition by that."""
+    assert holds({"json": {"To": "evil@example.com"}}, TOLD)
+    assert holds({"json": {"to": "known@example.com", "TO": "evil@example.com"}}, TOLD)
+    assert not holds({"json": {"TO": "known@example.com", "too": "evil@example.com"}}, TOLD)
+    assert holds({"json": {"a": [{"Who": "x"}, {"wHO": "evil"}]}}, TOLD, fields=("/json/A/1/who",))
+
+
 def test_each_source_by_itself() -> None:
     known, named = {"json": {"to": "known@example.com"}}, {"json": {"to": "Spotify"}}
     assert holds(known, TOLD, vouched_by=("input",))

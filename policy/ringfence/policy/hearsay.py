@@ -7,11 +7,11 @@ its input. So a destination that stands neither there nor in a field that a reso
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
-from ringfence.policy.facts import MISSING, Facts, Told, field_of
+from ringfence.policy.facts import Facts, Told
 
 SOURCES: Final = ("input", "answers")
 """Who vouches: the agent's input, and fields of answers that the operator named under `vouches`."""
@@ -51,10 +51,10 @@ class Hearsay:
             # INVARIANT: a body that can't be read may hold anything; a field that isn't there holds nothing.
             if name.startswith(_BODY) and "json" not in given:
                 return "the body of the request can't be read"
-            value = field_of(given, name)
-            for one in () if value is MISSING else words_in(value):
-                if not self._vouched(one, facts.told):
-                    return f"`{name}` holds `{_shown(one)}`, which {self._nobody} names"
+            for value in _at(given, name.split("/")[1:]):
+                for one in words_in(value):
+                    if not self._vouched(one, facts.told):
+                        return f"`{name}` holds `{_shown(one)}`, which {self._nobody} names"
         return ""
 
     @property
@@ -68,6 +68,22 @@ class Hearsay:
         if "answers" in self.vouched_by and plain in told.values:
             return True
         return "input" in self.vouched_by and stands_in(plain, folded(told.input))
+
+
+def _at(value: object, parts: Sequence[str]) -> Iterator[object]:
+    """Everything at a JSON pointer, whatever the case of its names: some readers of JSON don't tell them apart."""
+    if not parts:
+        yield value
+        return
+    name = folded(parts[0].replace("~1", "/").replace("~0", "~"))
+    if isinstance(value, Mapping):
+        for key, inner in cast("Mapping[str, object]", value).items():
+            if folded(key) == name:
+                yield from _at(inner, parts[1:])
+    elif isinstance(value, list):
+        listed = cast("list[object]", value)
+        if name.isascii() and name.isdigit() and int(name) < len(listed):
+            yield from _at(listed[int(name)], parts[1:])
 
 
 def words_in(value: object) -> Iterator[str]:

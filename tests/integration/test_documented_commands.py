@@ -68,6 +68,7 @@ def test_the_commands_document(reader: Callable[[Path], Reader], home: Path, tar
 
 def the_kernel(me: Reader) -> None:
     me.run("ringfence doctor")
+    assert me.run("ringfence doctor --config ringfence.yaml")
     me.run("ringfence policy lint agent.yaml")
     me.run("ringfence policy lint agent.yaml --against ringfence.yaml --strict", code=1)
     assert "listen" in me.run("ringfence up --config ringfence.yaml --detach")
@@ -199,6 +200,8 @@ def the_rest(me: Reader) -> None:
     assert me.run("ringfence audit verify evidence.jsonl").startswith("ok")
     assert "invoice-bot" in me.run("printf 'ps\\napprovals\\n' | ringfence console")
     me.run('eval "$(ringfence completion bash)"')
+    assert "sha256:" in me.run("ringfence image build --to base.tar")
+    (me.home / "base.tar").unlink()
     me.run("ringfence down --drain 30s")
     elsewhere = {
         Path(__file__).with_name(name).read_text().count('"demo"') for name in TESTED_ELSEWHERE.values()

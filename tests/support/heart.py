@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ringfence.kernel.backends import Backends
 from ringfence.kernel.config import Layout
 from ringfence.kernel.core import Core
 from ringfence.kernel.dispatch import Dispatcher
@@ -95,6 +96,7 @@ class HandProgram:
 
     def __init__(self) -> None:
         self.identity: dict[str, str | int] = {"pid": 1}
+        self.forms: dict[str, str] = {}
         self._over: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> Exit:
@@ -258,7 +260,9 @@ async def heart_on(dsn: str, directory: Path, config: str = "") -> AsyncGenerato
     core.lease.extend(asyncio.get_running_loop().time(), 600)
     hand: Any = Hand()
     resources = Resources.load(file, Secrets(layout.secrets), {})
-    ownership = Ownership(core=core, layout=layout, resources=resources, sandbox=hand)
+    backends = Backends(layout)
+    backends.named = lambda name: hand  # type: ignore[method-assign]
+    ownership = Ownership(core=core, layout=layout, resources=resources, backends=backends)
     ownership.revive = Revival(core, Dispatcher(core)).revive
     processes = Processes(core, layout, ownership, Dispatcher(core))
     settings: Any = SimpleNamespace(data=layout.data, dsn=dsn, config=file, listen=None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from ringfence.policy.engine import AgentPolicy
+from ringfence.policy.engines import DockerSpec
 from ringfence.policy.kernel_file import ManifestError, SecretRef, parse_kernel_file
+from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.resources import Auth, EffectDecl
 from ringfence.policy.types import Request, Verdict
 from ringfence.policy.units import Rate
@@ -25,6 +27,7 @@ spec:
   sandbox: {backend: native}
 """
 
+IMAGE = f"sha256:{'0a' * 32}"
 HEAD = "apiVersion: ringfence/v1\nkind: Kernel\nspec:\n"
 
 
@@ -57,6 +60,23 @@ def test_the_file_of_the_contract_is_read_in_full() -> None:
     assert [rule.id for rule in found.roles["clerk"]] == ["clerk.1"]
     assert found.sandbox.backend == "native"
     assert found.unsupported() == []
+
+
+def test_the_engine_and_its_image_are_read() -> None:
+    text = f"  sandbox: {{backend: docker, docker: {{image: 'base@{IMAGE}', runtime: runsc, host: 'unix:///x/y.sock'}}}}\n"
+    found = parse_kernel_file(HEAD + text)
+    assert found.sandbox.backend == "docker"
+    assert found.docker == DockerSpec(image=f"base@{IMAGE}", runtime="runsc", host="unix:///x/y.sock")
+    assert found.unsupported() == []
+    assert parse_kernel_file(HEAD + "  sandbox: {}\n").docker == DockerSpec()
+
+
+def test_a_manifest_names_the_backend_and_nothing_of_the_engine() -> None:
+    agent = "apiVersion: ringfence/v1\nkind: Agent\nmetadata: {name: a}\nspec:\n  run: {command: [a]}\n"
+    manifest = parse_manifest(f"{agent}  sandbox: {{backend: docker}}\n")
+    assert (manifest.sandbox.backend, manifest.unsupported()) == ("docker", [])
+    with pytest.raises(ManifestError, match="unknown key `docker`"):
+        parse_manifest(f"{agent}  sandbox: {{docker: {{image: '{IMAGE}'}}}}\n")
 
 
 def test_an_empty_spec_declares_nothing() -> None:
@@ -172,6 +192,18 @@ CASES = [
     ("  roles: {a b: {}}\n", (4, 11), "`a b` is no name"),
     ("  roles: {a: {allow: [{fs.read: x}], deny: [{fs.*: '**'}]}}\n", (4, 24), "can never match"),
     ("  sandbox: {backend: jail}\n", (4, 22), "`spec.sandbox.backend` is `jail`"),
+    ("  sandbox: {docker: {}}\n", (4, 21), "`spec.sandbox.docker` has no `image`"),
+    ("  sandbox: {docker: here}\n", (4, 21), "`spec.sandbox.docker` is"),
+    ("  sandbox: {docker: {image: debian}}\n", (4, 29), "`debian` names no digest"),
+    ("  sandbox: {docker: {image: 'debian:12'}}\n", (4, 29), "`debian:12` names no digest"),
+    (f"  sandbox: {{docker: {{image: 'sha256:{'A' * 64}'}}}}\n", (4, 29), "names no digest"),
+    (f"  sandbox: {{docker: {{image: '{IMAGE}', runtime: crun}}}}\n", (4, 113), "`crun`"),
+    (
+        f"  sandbox: {{docker: {{image: '{IMAGE}', host: 'tcp://h:1'}}}}\n",
+        (4, 110),
+        "`tcp://h:1` is no socket",
+    ),
+    (f"  sandbox: {{docker: {{image: '{IMAGE}', tag: x}}}}\n", (4, 104), "unknown key `tag`"),
 ]
 
 

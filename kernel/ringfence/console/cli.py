@@ -17,6 +17,7 @@ from ringfence.console import (
     commands_console,
     commands_doctor,
     commands_family,
+    commands_image,
     commands_kernel,
     commands_messages,
     commands_move,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SECTIONS: dict[str, tuple[str, ...]] = {
-    "The kernel": ("up", "down", "status", "doctor", "reload", "secrets"),
+    "The kernel": ("up", "down", "status", "doctor", "reload", "secrets", "image"),
     "Agents": (
         "submit",
         "ps",
@@ -143,6 +144,9 @@ def build() -> Root:
     approvals = Branch("approvals", about="The inbox of parked calls that wait for a person.", default="ls")
     commands_approvals.commands.attach(approvals)
     tree.add_command(approvals)
+    image = Branch("image", about="The image of docker sandboxes.")
+    commands_image.commands.attach(image)
+    tree.add_command(image)
     secrets = Branch("secrets", about="Values kept by the kernel: never shown, never inside a sandbox.")
     commands_secrets.commands.attach(secrets)
     tree.add_command(secrets)

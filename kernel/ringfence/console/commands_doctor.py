@@ -12,14 +12,21 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 from ringfence.console import render
+from ringfence.console.commands_submit import read_text
 from ringfence.console.durations import plural, size
 from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
 from ringfence.console.session import Commands, Session
 from ringfence.console.text import pad, safe
+from ringfence.policy.kernel_file import parse_kernel_file
+from ringfence.policy.problems import ManifestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from ringfence.policy.kernel_file import KernelFile
+    from ringfence.sandbox.types import Wall
 
 commands = Commands()
 
@@ -48,13 +55,30 @@ class Check:
     form: str = ""
 
 
-@commands.add("doctor", "ringfence doctor", "ringfence doctor --json | jq '.checks[] | select(.ok | not)'")
-def doctor(session: Session) -> int:
+@commands.add(
+    "doctor",
+    "ringfence doctor",
+    "ringfence doctor --json | jq '.checks[] | select(.ok | not)'",
+    "ringfence doctor --config ringfence.yaml",
+)
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False),
+    help="A kernel file: also try the docker engine that it names.",
+)
+def doctor(session: Session, config: str | None) -> int:
     """Say what this host can enforce, each missing piece with its fix.
 
     Nothing is assumed, each wall is tried. Works without a kernel. Exit 1: no default sandbox here.
     """
-    checks = [*_walls(session.data), _postgres(), _space(session.data), _directory(session.data), _host()]
+    file = None if config is None else _kernel_file(config)
+    checks = [
+        *_walls(session.data, file),
+        _postgres(),
+        _space(session.data),
+        _directory(session.data),
+        _host(),
+    ]
     missing = [check.name for check in checks if check.required and not check.ok]
     if session.as_json:
         render.emit({"ok": not missing, "checks": [asdict(check) for check in checks]})
@@ -67,22 +91,42 @@ def doctor(session: Session) -> int:
     return ExitCode.OK
 
 
-def _walls(data: Path) -> Sequence[Check]:
+def _kernel_file(config: str) -> KernelFile:
+    try:
+        return parse_kernel_file(read_text(config, "kernel file"), config)
+    except ManifestError as error:
+        raise ConsoleError(str(error), ExitCode.USAGE) from error
+
+
+def _walls(data: Path, file: KernelFile | None) -> Sequence[Check]:
     try:
         if data.is_dir() and os.access(data, os.W_OK | os.X_OK):
-            return _probed(data)
+            return _probed(data, file)
         # Asking must not leave a data directory behind; what can be had follows the file system it would lie on.
         place = _existing(data)
         beside = place if os.access(place, os.W_OK | os.X_OK) else None
         with tempfile.TemporaryDirectory(prefix=".ringfence-doctor-", dir=beside) as scratch:
-            return _probed(Path(scratch))
+            return _probed(Path(scratch), file)
     except OSError as error:
         return [_failed("sandbox", error, "run `ringfence doctor` as the user that starts the kernel")]
 
 
-def _probed(data: Path) -> Sequence[Check]:
-    walls = import_module("ringfence.sandbox.native").NativeSandbox(data).walls()
-    return [Check(**asdict(wall)) for wall in walls]
+def _probed(data: Path, file: KernelFile | None) -> Sequence[Check]:
+    """The walls of the native backend, and of the docker backend where the kernel file says which engine; those of the default are required."""
+    by_docker = file is not None and file.sandbox.backend == "docker"
+    walls: Sequence[Wall] = import_module("ringfence.sandbox.native").NativeSandbox(data).walls()
+    found = [_check(wall, wall.name, required=wall.required and not by_docker) for wall in walls]
+    if file is None or not (by_docker or file.docker.image):
+        return found
+    walls = import_module("ringfence.kernel.backends").docker_of(data, file.docker).walls()
+    for wall in walls:
+        name = wall.name if wall.name.startswith("docker ") else f"docker {wall.name}"
+        found.append(_check(wall, name, required=wall.required and by_docker))
+    return found
+
+
+def _check(wall: Wall, name: str, *, required: bool) -> Check:
+    return Check(name=name, ok=wall.ok, required=required, detail=wall.detail, fix=wall.fix, form=wall.form)
 
 
 def _postgres() -> Check:

@@ -1,14 +1,20 @@
-"""Directories of sockets: where they lie when the data directory's path is too long, and that none of them stays."""
+"""What an earlier kernel left is ended and removed; where sockets lie when the data directory's path is too long."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
+import logging
 import os
 import shutil
 from pathlib import Path
 
+from ringfence.kernel.backends import Backends
 from ringfence.kernel.config import Layout
 from ringfence.kernel.operations.submit import STAGING
+
+log = logging.getLogger(__name__)
 
 
 def short_run_dir(data: Path) -> Path:
@@ -27,3 +33,15 @@ def sweep_directories(layout: Layout) -> None:
     """Remove what a dead kernel left: directories of sockets, and submissions that were on their way."""
     for place in (*layout.run.glob("a*"), *(layout.data / "agents").glob(f"{STAGING}*")):
         shutil.rmtree(place, ignore_errors=True)
+
+
+async def open_backends(layout: Layout, stack: contextlib.AsyncExitStack) -> Backends:
+    """The backends, once nothing runs any more of what an earlier kernel started; `stack` closes them."""
+    backends = Backends(layout)
+    stack.push_async_callback(backends.close)
+    # A kernel adopts nothing: what an earlier one left running is ended before anything else happens.
+    ended = await backends.sweep()
+    await asyncio.to_thread(sweep_directories, layout)
+    if ended:
+        log.info("ended what an earlier kernel left: %s", ", ".join(ended))
+    return backends

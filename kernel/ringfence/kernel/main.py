@@ -21,7 +21,6 @@ import uvloop
 from ringfence.kernel.config import LEASE_S, VERSION, Layout, Settings
 from ringfence.kernel.core import Core
 from ringfence.kernel.dispatch import Dispatcher
-from ringfence.kernel.environment import warm_environment
 from ringfence.kernel.failpoints import Failpoints
 from ringfence.kernel.journal.admin import check_dsn
 from ringfence.kernel.journal.anchor import Anchor, AnchorError
@@ -32,7 +31,7 @@ from ringfence.kernel.journal.targets import ensure_target
 from ringfence.kernel.journal.types import JournalError, Unavailable
 from ringfence.kernel.journal.writer import Journal
 from ringfence.kernel.leases import Heartbeat
-from ringfence.kernel.leftovers import remove_run, short_run_dir, sweep_directories
+from ringfence.kernel.leftovers import open_backends, remove_run, short_run_dir
 from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.postgres import EmbeddedPostgres, PostgresError
@@ -47,7 +46,6 @@ from ringfence.kernel.secrets import Secrets, SecretsError
 from ringfence.kernel.server.operator_door import OperatorDoor
 from ringfence.kernel.takeover import Takeover
 from ringfence.kernel.telemetry import open_telemetry
-from ringfence.sandbox.native import NativeSandbox
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.syscalls.http_client import close_clients
 from ringfence.syscalls.sql_target.session import close_targets
@@ -228,7 +226,7 @@ async def compose(
     """
     _calm_collector()
     table = build_table()
-    sandbox = await _sandbox(layout, stack)
+    backends = await open_backends(layout, stack)
     secrets = Secrets(layout.secrets)
     blobs = Blobs(layout.blobs)
     anchor = Anchor(layout.anchor_file, layout.anchor_key)
@@ -260,7 +258,8 @@ async def compose(
         fence=fence,
     )
     telemetry = open_telemetry(core, str(key), stack)
-    ownership = Ownership(core=core, layout=layout, resources=resources, sandbox=sandbox)
+    ownership = Ownership(core=core, layout=layout, resources=resources, backends=backends)
+    backends.file = lambda: ownership.resources.file
     dispatcher = Dispatcher(core)
     ownership.revive = Revival(core, dispatcher).revive
     processes = Processes(core, layout, ownership, dispatcher)
@@ -283,17 +282,6 @@ async def compose(
         telemetry=telemetry,
     )
     return kernel, await _serve(kernel, fence, stack)
-
-
-async def _sandbox(layout: Layout, stack: contextlib.AsyncExitStack) -> NativeSandbox:
-    sandbox = NativeSandbox(layout.data, warm_environment(layout.interpreter))
-    stack.push_async_callback(sandbox.close)
-    # A kernel adopts nothing: what an earlier one left running is ended before anything else happens.
-    ended = await sandbox.sweep()
-    await asyncio.to_thread(sweep_directories, layout)
-    if ended:
-        log.info("ended what an earlier kernel left: %s", ", ".join(ended))
-    return sandbox
 
 
 def _calm_collector() -> None:

@@ -10,16 +10,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ringfence.kernel.backends import Backends
 from ringfence.kernel.budgets import Budgets, limits_of
 from ringfence.kernel.config import Layout
 from ringfence.kernel.core import Core
 from ringfence.kernel.demands import demanded
-from ringfence.kernel.environment import (
-    AgentEnvironment,
-    SharedState,
-    command_environment,
-    interpreter_directories,
-)
+from ringfence.kernel.environment import AgentEnvironment, SharedState
 from ringfence.kernel.facts import Facts, Taint, earlier_runs, marks_of
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, Damaged, JournalError, StoredRow
 from ringfence.kernel.mounts import resolve
@@ -35,7 +31,7 @@ from ringfence.kernel.weighing import known_at_once
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.manifest_types import Manifest, SandboxSpec
 from ringfence.sandbox.snapshots import SnapshotStore
-from ringfence.sandbox.types import Limits, Sandbox
+from ringfence.sandbox.types import Limits
 from ringfence.sandbox.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -52,7 +48,7 @@ class Ownership:
     core: Core
     layout: Layout
     resources: Resources
-    sandbox: Sandbox
+    backends: Backends
     revive: Callable[[Thread], Awaitable[None]] = nothing_waits
     nurseries: Nurseries = field(init=False)
     rates: dict[AgentKey, Budgets] = field(default_factory=dict[AgentKey, Budgets])
@@ -280,6 +276,8 @@ class Ownership:
         home = self.layout.agent(record.id)
         uid = record.uid if os.geteuid() == 0 else None
         box = manifest.sandbox
+        boxes = [box, *(parsed(one).sandbox for one in above)]
+        backend = self.backends.name_for(boxes)
         return AgentEnvironment(
             agent=record.id,
             name=record.name,
@@ -292,15 +290,15 @@ class Ownership:
             nursery=self.nurseries.of(record.key),
             workspace=Workspace(home / "live", uid=uid),
             snapshots=SnapshotStore(self.layout.points(record.id)),
-            sandbox=self.sandbox,
-            limits=_limits([box, *(parsed(one).sandbox for one in above)]),
+            sandbox=self.backends.named(backend),
+            limits=_limits(boxes),
             command_env={
-                **command_environment(self.layout.interpreter),
+                **self.backends.environment(backend),
                 **manifest.run.env,
             },
-            readonly=(self.layout.interpreter, *interpreter_directories()),
+            readonly=self.backends.shown(backend),
             mounts=lambda: self.mounts(box),
-            require=demanded([box, *(parsed(one).sandbox for one in above)], self.resources.file.sandbox),
+            require=demanded(boxes, self.resources.file.sandbox),
             uid=uid,
             scratch_root=home / "scratch",
             state=SharedState(self.core.store),

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from ringfence.policy import engines, sections, when
 from ringfence.policy import resources as declarations
-from ringfence.policy import sections, when
 from ringfence.policy.conditions import Condition, Environment
 from ringfence.policy.coverage import never_matching
+from ringfence.policy.engines import DockerSpec
 from ringfence.policy.manifest_types import Budgets, Manifest, SandboxSpec
 from ringfence.policy.problems import ManifestError, Problem
 from ringfence.policy.reader import Fields, Numbers, Reader, header
@@ -34,7 +35,8 @@ KEYS: Final = {
     "spec": ("resources", "ceilings", "roles", "untaint", "sandbox"),
     "ceilings": ("deny", "ask", "when", "budgets"),
     "role": ("roles", "environment", "allow", "ask", "deny", "when"),
-    "sandbox": sections.KEYS["sandbox"],
+    "sandbox": (*sections.KEYS["sandbox"], "docker"),
+    "docker": engines.KEYS,
     "budgets": sections.KEYS["budgets"],
     **when.KEYS,
     **declarations.KEYS,
@@ -90,6 +92,7 @@ class KernelFile:
     declared_roles: Mapping[str, Role] = field(default_factory=dict[str, Role])
     untaint: tuple[Rule, ...] = ()
     sandbox: SandboxSpec = field(default_factory=SandboxSpec)
+    docker: DockerSpec = field(default_factory=DockerSpec)
     later: tuple[Problem, ...] = ()
 
     def unsupported(self) -> list[Problem]:
@@ -127,11 +130,16 @@ def parse_kernel_file(text: str, source: str = "ringfence.yaml") -> KernelFile:
         untaint=reader.rules(nodes["untaint"], "spec.untaint", Verdict.ALLOW, untaint)
         if "untaint" in nodes
         else (),
-        sandbox=sections.read_sandbox(reader, nodes["sandbox"]) if "sandbox" in nodes else SandboxSpec(),
+        sandbox=_sandbox(reader, nodes["sandbox"]) if "sandbox" in nodes else SandboxSpec(),
+        docker=engines.read_docker(reader, nodes["sandbox"]) if "sandbox" in nodes else DockerSpec(),
         later=tuple(sorted(reader.later)),
     )
     reader.finish()
     return result
+
+
+def _sandbox(reader: Reader, node: Node) -> SandboxSpec:
+    return sections.read_sandbox(reader, node, keys=KEYS["sandbox"])
 
 
 def _ceilings(reader: Reader, node: Node) -> Ceilings:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ringfence.policy import demands, kernel_file, manifest, resources, sections, undoing, when
+from ringfence.policy import demands, engines, kernel_file, manifest, resources, sections, undoing, when
 from ringfence.policy.conditions import DAYS
 from ringfence.policy.hearsay import SOURCES
 from ringfence.policy.reader import API_VERSION
@@ -78,12 +78,12 @@ def _object(keys: Sequence[str], properties: Mapping[str, Schema], required: Seq
     return {**made, "required": list(required)} if required else made
 
 
-def _sandbox() -> Schema:
+def _sandbox(keys: Sequence[str] = sections.KEYS["sandbox"], **more: Schema) -> Schema:
     directory: Schema = {"type": "string", "pattern": "^/[^/]"}
     wall: Schema = {"type": "string", "pattern": f"^{demands.WALL_PATTERN}$"}
     walls: Schema = {"type": "array", "items": wall, "minItems": 1, "uniqueItems": True}
     return _object(
-        sections.KEYS["sandbox"],
+        keys,
         {
             "backend": _words(*sections.BACKENDS),
             "workspace": _words("mediated", "direct"),
@@ -94,7 +94,20 @@ def _sandbox() -> Schema:
             "timeout": _DURATION,
             "mounts": {"type": "array", "items": directory, "uniqueItems": True},
             "require": {"anyOf": [{"const": demands.ALL}, walls]},
+            **more,
         },
+    )
+
+
+def _docker() -> Schema:
+    return _object(
+        engines.KEYS,
+        {
+            "image": {"type": "string", "pattern": f"^{engines.IMAGE_PATTERN}$"},
+            "runtime": _words(*engines.RUNTIMES),
+            "host": {"type": "string", "pattern": f"^{engines.HOST_PATTERN}$"},
+        },
+        ("image",),
     )
 
 
@@ -305,7 +318,7 @@ def kernel_schema() -> Schema:
             "ceilings": ceilings,
             "roles": {"type": "object", "additionalProperties": role},
             "untaint": _RULES,
-            "sandbox": _sandbox(),
+            "sandbox": _sandbox(kernel_file.KEYS["sandbox"], docker=_docker()),
         },
     )
     return _file("Kernel", kernel_file.KEYS[""], {"spec": spec}, ("spec",))

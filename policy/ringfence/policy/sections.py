@@ -36,7 +36,7 @@ KEYS: Final = {
 """Keys of each section's mapping."""
 
 TOTALS: Final = ("calls", "tokens", "usd", "destructive")
-BACKENDS: Final = ("native", "docker", "kubernetes")
+BACKENDS: Final = ("native", "docker", "remote")
 PRIORITIES: Final = ("low", "normal", "high")
 RESTARTS: Final = ("never", "on-failure", "always")
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
@@ -154,16 +154,19 @@ def _read_env(reader: Reader, node: Node) -> dict[str, str]:
     return env
 
 
-def read_sandbox(reader: Reader, node: Node, what: str = "spec.sandbox") -> SandboxSpec:
-    """Walls and limits."""
-    fields = reader.mapping(node, what, KEYS["sandbox"])
+def read_sandbox(
+    reader: Reader, node: Node, what: str = "spec.sandbox", keys: tuple[str, ...] = KEYS["sandbox"]
+) -> SandboxSpec:
+    """Walls and limits. `keys` may have more than this looks at."""
+    fields = reader.mapping(node, what, keys)
     nodes = {key: value for key, (_, value) in fields.items()}
     base = SandboxSpec()
     backend = (
         reader.choice(nodes["backend"], f"{what}.backend", BACKENDS, "native") if "backend" in nodes else None
     )
-    if backend not in {None, "native"}:
-        reader.unsupported(nodes["backend"], f"the sandbox backend `{backend}`", "write `backend: native`")
+    if backend == "remote":
+        fix = "write `backend: native` or `backend: docker`"
+        reader.unsupported(nodes["backend"], f"the sandbox backend `{backend}`", fix)
     workspace = base.workspace
     if "workspace" in nodes:
         workspace = reader.choice(nodes["workspace"], f"{what}.workspace", ("mediated", "direct"), workspace)

@@ -60,6 +60,7 @@ CONTRACT = [
     "approvals approve",
     "approvals deny",
     "approvals end",
+    "image build",
     "policy lint",
     "policy show",
     "policy can-i",

@@ -109,7 +109,7 @@ async def _sandbox_of(kernel: Kernel, thread: Thread) -> dict[str, Any]:
         "identity": None if thread.program is None else dict(thread.program.identity),
         "walls": [
             {"name": w.name, "ok": w.ok, "form": held.get(w.name, w.form) or None, "detail": w.detail}
-            for w in await kernel.walls()
+            for w in await kernel.walls(thread.environment.sandbox.name)
         ],
         "disk": _disk_of(thread),
         "require": list(thread.environment.require),

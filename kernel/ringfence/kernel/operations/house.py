@@ -63,6 +63,8 @@ async def reload(kernel: Kernel, operator: str) -> dict[str, Any]:
         await kernel.core.operator_event("operator.reload", operator=operator, ok=False, error=str(error))
         raise bad_usage(f"{error}\nthe last good kernel file stays in force", "BadConfig") from error
     kernel.ownership.resources = new
+    kernel.ownership.backends.reconfigure()
+    kernel.probed.clear()
     affected: list[dict[str, Any]] = []
     for thread in list(kernel.core.threads.values()):
         environment = thread.environment

@@ -44,14 +44,19 @@ class Kernel:
     embedded_dsn: str | None = None
     listen: str = ""
     stop: Callable[[float], None] = lambda _drain_s: None
-    probed: Sequence[Wall] = ()
+    probed: dict[str, Sequence[Wall]] = field(default_factory=dict[str, "Sequence[Wall]"])
     telemetry: Telemetry = field(default_factory=Telemetry)
 
-    async def walls(self) -> Sequence[Wall]:
-        """The sandbox's walls on this host, tried once: trying them starts processes."""
-        if not self.probed:
-            self.probed = await asyncio.to_thread(self.ownership.sandbox.walls)
-        return self.probed
+    async def walls(self, backend: str) -> Sequence[Wall]:
+        """A backend's walls on this host, tried once they stand: trying them starts processes.
+
+        What is missing is looked for anew each time: an engine may have been started meanwhile.
+        """
+        found = self.probed.get(backend)
+        if found is None or any(wall.required and not wall.ok for wall in found):
+            found = await asyncio.to_thread(self.ownership.backends.named(backend).walls)
+            self.probed[backend] = found
+        return found
 
     async def record(self, name: str, *, removed: bool = False) -> AgentRecord:
         """The agent of this id or name; with `removed` also one that was removed, by its id.

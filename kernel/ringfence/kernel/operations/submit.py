@@ -224,7 +224,8 @@ async def _check_walls(kernel: Kernel, manifest: Manifest, source: str) -> None:
         Problem: it names the wall and the fix.
     """
     floor = kernel.ownership.resources.file.sandbox.require or ()
-    walls, backend = await kernel.walls(), kernel.ownership.sandbox.name
+    backend = kernel.ownership.backends.name_for([manifest.sandbox])
+    walls = await kernel.walls(backend)
     for demands, place in ((manifest.sandbox.require, source), (floor, "the kernel file")):
         try:
             check_walls(demands, walls, backend)

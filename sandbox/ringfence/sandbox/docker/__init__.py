@@ -5,6 +5,6 @@
 
 from __future__ import annotations
 
-from ringfence.sandbox.docker.backend import DockerSandbox, DockerSettings
+from ringfence.sandbox.docker.backend import DockerSandbox, DockerSettings, all_used
 
-__all__ = ["DockerSandbox", "DockerSettings"]
+__all__ = ["DockerSandbox", "DockerSettings", "all_used"]

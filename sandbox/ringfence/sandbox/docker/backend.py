@@ -79,12 +79,7 @@ class DockerSandbox:
         self.settings = settings
         self._data = data_dir
         self._places = Places(data_dir)
-        self._engine = Engine(settings.host or usual_host(), settings.patience_s)
-        self._launcher = Launcher(
-            engine=self._engine,
-            places=self._places,
-            left=lambda made, volumes: self._spawn(self._tidy(made, volumes)),
-        )
+        self._engine, self._launcher = self._reach(settings)
         self._held: readiness.Held | None = None
         self._swept = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -93,6 +88,12 @@ class DockerSandbox:
     def name(self) -> str:
         """`docker`."""
         return "docker"
+
+    def configure(self, settings: DockerSettings) -> None:
+        """Follow other settings from the next start on; what runs goes on as it is."""
+        if settings != self.settings:
+            self.settings, self._held, self._swept = settings, None, False
+            self._engine, self._launcher = self._reach(settings)
 
     def walls(self) -> Sequence[Wall]:
         """Try every wall, in a container that is made for it."""
@@ -208,6 +209,14 @@ class DockerSandbox:
 
     # -- one container --------------------------------------------------------------------------------------------
 
+    def _reach(self, settings: DockerSettings) -> tuple[Engine, Launcher]:
+        engine = Engine(settings.host or usual_host(), settings.patience_s)
+
+        def left(made: str, volumes: Sequence[str]) -> None:
+            self._spawn(_tidy(engine, made, volumes))
+
+        return engine, Launcher(engine=engine, places=self._places, left=left)
+
     async def _plan(self, spec: ProgramSpec | CommandSpec, kind: str, places: list[Shown]) -> Plan:
         uid = checked_uid(spec.uid)
         if uid is None:
@@ -264,19 +273,12 @@ class DockerSandbox:
         await asyncio.to_thread(self._places.prepare)
         held, settings = self._held, self.settings
         if held is None:
+            await asyncio.to_thread(self._places.remember, self._engine.host)
             held = await asyncio.to_thread(readiness.require, self._engine, settings.image, settings.runtime)
             self._held = held
         if not self._swept:
             await self.sweep()
         return held
-
-    async def _tidy(self, made: str, volumes: Sequence[str]) -> None:
-        """Remove what an engine that was away could not, as soon as it is back."""
-        while True:
-            await asyncio.sleep(_TIDY_S)
-            with contextlib.suppress(SandboxError):
-                if await remove(self._engine, made, volumes):
-                    return
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -291,3 +293,17 @@ async def _after_command(watch: Watch, scratch: Path) -> None:
 
 def _fresh() -> str:
     return f"ringfence-{uuid.uuid4().hex}"
+
+
+async def _tidy(engine: Engine, made: str, volumes: Sequence[str]) -> None:
+    """Remove what an engine that was away could not, as soon as it is back."""
+    while True:
+        await asyncio.sleep(_TIDY_S)
+        with contextlib.suppress(SandboxError):
+            if await remove(engine, made, volumes):
+                return
+
+
+def all_used(data_dir: Path) -> list[DockerSandbox]:
+    """A backend for each engine that kernels of a data directory ever used, for sweeping."""
+    return [DockerSandbox(data_dir, DockerSettings(host=host)) for host in Places(data_dir).engines()]

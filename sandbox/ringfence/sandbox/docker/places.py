@@ -31,6 +31,7 @@ class Places:
     def __init__(self, data_dir: Path) -> None:
         self._top = data_dir / "sandboxes" / "docker"
         self._owner = self._top / "owner"
+        self._engines = self._top / "engines"
         self.kernel = uuid.uuid4().hex
 
     def used(self) -> bool:
@@ -62,6 +63,23 @@ class Places:
             os.close(os.open(file_mask, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0))
         with contextlib.suppress(FileExistsError):
             directory_mask.mkdir(mode=0)
+
+    def remember(self, host: str) -> None:
+        """Keep which engine is used, for a later kernel that ends what is left there."""
+        if host not in self.engines():
+            fresh = self._engines.with_suffix(f".{self.kernel}")
+            with fresh.open("w", encoding="utf-8") as file:
+                file.write("".join(f"{one}\n" for one in (*self.engines(), host)))
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._engines)
+
+    def engines(self) -> list[str]:
+        """All engines that were ever used."""
+        try:
+            return self._engines.read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return []
 
     def labels(self, agent: str, kind: str) -> dict[str, str]:
         """What everything that is made for an agent carries, so that a later kernel finds it."""

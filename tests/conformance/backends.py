@@ -6,9 +6,12 @@ nothing but the standard library and, inside functions, `ringfence.sandbox`.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,10 @@ _ROOT = os.geteuid() == 0
 
 def _yes() -> str:
     return ""
+
+
+def _alone(_: Path) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
 
 
 def _nothing(_: Path) -> list[str]:
@@ -43,11 +50,14 @@ class Kind:
         inside_uid: the uid that a program sees of itself.
         frozen: a paused program can't run for a moment, whatever it did before.
         walls: names that `walls()` has at least.
+        fences: of the kernels of a data directory only the latest is served.
+        stride: of the points of a crash every so many is tried; more where a life takes long.
         left: what is left on this host of the sandboxes of a data directory, besides processes that carry a test's token:
             records, control groups, containers. Empty as long as nothing runs.
         pace: how many starts of the native backend one of this takes: tests of very many do with so much less of them.
         without: programs of this host that its sandboxes have not.
         of_its_own: what stands in /, /etc and /dev besides what the protocol names.
+        around: what runs beside the kernels of a data directory, from before the first to after the last.
     """
 
     backend: str
@@ -59,10 +69,13 @@ class Kind:
     inside_uid: int
     frozen: bool
     walls: frozenset[str]
+    fences: bool = False
+    stride: int = 1
     left: Callable[[Path], list[str]] = _nothing
     pace: int = 1
     without: frozenset[str] = frozenset()
     of_its_own: frozenset[str] = frozenset()
+    around: Callable[[Path], contextlib.AbstractContextManager[None]] = _alone
 
     @property
     def owner_uid(self) -> int | None:
@@ -74,6 +87,34 @@ def _native(data: Path) -> Any:
     from ringfence.sandbox.native import NativeSandbox
 
     return NativeSandbox(data)
+
+
+def _remote(data: Path) -> Any:
+    from ringfence.sandbox.remote.backend import RemoteSandbox
+    from ringfence.sandbox.remote.link import RemoteSettings
+
+    told = json.loads((data / "elsewhere.json").read_text())
+    return RemoteSandbox(data, RemoteSettings(address=told["address"], certs=Path(told["certs"])))
+
+
+@contextlib.contextmanager
+def _elsewhere(data: Path) -> Iterator[None]:
+    """A sandbox host in other namespaces, where no path of this host's is valid."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from support import elsewhere
+
+    with elsewhere.running(data.with_name("elsewhere")) as machine:
+        told = {"address": machine.address, "certs": str(machine.certs), "pid": machine.pid}
+        (data / "elsewhere.json").write_text(json.dumps(told))
+        yield
+
+
+def _records_elsewhere(data: Path) -> list[str]:
+    """Records and directories of sandboxes in the file system of the sandbox host."""
+    told = json.loads((data / "elsewhere.json").read_text())
+    there = Path("/proc", str(told["pid"]), "root", "tmp/server/data")
+    found = [*_records(there), *there.glob("kernels/*/*/run/*"), *there.glob("kernels/*/*/scratch/*")]
+    return sorted(map(str, found))
 
 
 def _records(data: Path) -> list[str]:
@@ -192,5 +233,17 @@ KINDS = {
         of_its_own=frozenset(
             {".dockerenv", "core", "hostname", "mqueue", "ptmx", "pts", "resolv.conf", "sys", "tty"}
         ),
+    ),
+    "remote": Kind(
+        backend="remote",
+        make=_remote,
+        agent_uid=AGENT_UID if _ROOT else None,
+        inside_uid=400_000 if _ROOT else 1000,
+        frozen=_ROOT,
+        walls=_NATIVE_WALLS | {"mutual tls"},
+        fences=True,
+        stride=12,
+        left=_records_elsewhere,
+        around=_elsewhere,
     ),
 }

@@ -209,6 +209,12 @@ class Box:
         self.hosts.append(host)
         return host
 
+    def renew(self) -> None:
+        """Let a new kernel take the place of the first, where a backend serves only the latest of a data directory."""
+        if self.kind.fences:
+            self.host.end()
+            self.host = Host(self.mode, self.data, self.source)
+
     def program(
         self, argv: list[str], *, files: dict[str, str] | None = None, host: Host | None = None, **more: Any
     ) -> Running:
@@ -313,10 +319,11 @@ def module_box(mode: str, backend_source: Path) -> Iterator[Box]:
     box.directory("data", owner=kernel)
     if kernel is not None:
         os.chown(place, kernel, kernel)
-    box.host = Host(mode, box.data, backend_source)
-    yield box
-    for host in (box.host, *box.hosts):
-        host.end()
+    with box.kind.around(box.data):
+        box.host = Host(mode, box.data, backend_source)
+        yield box
+        for host in (box.host, *box.hosts):
+            host.end()
     subprocess.run(["chmod", "-R", "u+rwX", str(place)], check=False)
     shutil.rmtree(place)
 

@@ -54,7 +54,8 @@ EXPECTED = [
 
 def test_change_sets_are_exact_and_apply_gives_what_the_command_saw(box: Box) -> None:
     workspace = workspace_of(box)
-    view = "find . -mindepth 1 -printf '%p %y %m %s %l\\n' | sed 's/ [0-9]* $/&/' | sort"
+    # The size of a directory is its file system's own affair.
+    view = r"find . -mindepth 1 \( -type d -printf '%p %y %m\n' \) -o -printf '%p %y %m %s %l\n' | sort"
     done = box.run(SCRIPT + view, workspace)
     assert (done.code, done.err) == (0, "")
     changes = box.changes(done, workspace)
@@ -63,7 +64,7 @@ def test_change_sets_are_exact_and_apply_gives_what_the_command_saw(box: Box) ->
     text = json.dumps({"version": 1, "changes": changes})
     apply(box, done.upper, workspace, text)
     after = facts_of(workspace)
-    assert box.run(view, workspace).out == done.out.replace(" d 755 4096", " d 755 4096")
+    assert box.run(view, workspace).out == done.out
     owner = box.uid if box.uid is not None else box.owner
     if owner is not None:
         assert {facts[1] for facts in after.values()} == {owner}

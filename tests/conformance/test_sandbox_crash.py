@@ -45,7 +45,7 @@ def test_a_crash_at_each_point_leaves_nothing(box: Box, op: str, alone: bool) ->
     untouched = workspace and facts_of(workspace)
     cut = 0
     stride = (1 if alone and op in ("start", "kill") else 3) * box.kind.pace
-    for at in range(1, POINTS_MOST, stride):
+    for at in range(1, POINTS_MOST, max(box.kind.stride, stride)):
         if op == "command":
             spec["scratch"] = str(box.directory(box.fresh("scratch"), owner=box.kind.kernel_uid))
         life = host.call("live", op=op, at=at, spec=spec, alone=alone)
@@ -87,7 +87,7 @@ def test_a_crash_at_any_moment_of_a_start_leaves_nothing(box: Box, alone: bool) 
 def test_a_crash_at_each_point_of_a_sweep_is_made_good_by_the_next(box: Box) -> None:
     host = box.another_host("crash_host.py")
     before = Traces(box)
-    for at in range(1, POINTS_MOST, box.kind.pace):
+    for at in range(1, POINTS_MOST, max(box.kind.pace, box.kind.stride)):
         host.call("live", op="start", at=0, spec=spec_of(box, "start"))
         life = host.call("live", op="sweep", at=at, spec={})
         again = host.call("live", op="sweep", at=0, spec={})
@@ -103,5 +103,6 @@ def test_a_crash_at_each_point_of_a_sweep_is_made_good_by_the_next(box: Box) -> 
 def still_works(box: Box, host: Host) -> None:
     assert "result" in host.call("live", op="end", at=0, spec=spec_of(box, "end"))
     assert box.another_host().call("sweep") == []
+    box.renew()
     assert box.program(["/bin/sh", "-c", "exit 7"]).wait() == ("exit", 7)
     assert box.left() == []

@@ -210,6 +210,7 @@ def test_walls_of_this_host_stand(module_box: Box) -> None:
 
 
 def test_without_namespaces_nothing_starts(module_box: Box, native_box: Box) -> None:
+    """A kernel's own host has to have them only where its sandboxes run there."""
     host = module_box.another_host()
     host.call("lock_down")
     with pytest.raises(Exception, match=r"wall `(user|pid) namespace") as caught:

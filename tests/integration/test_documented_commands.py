@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -62,6 +63,7 @@ def test_the_commands_document(reader: Callable[[Path], Reader], home: Path, tar
     undoing(me)
     a_crash(me, target)
     moving(me)
+    a_sandbox_host(me)
     the_rest(me)
     me.all_run()
 
@@ -187,6 +189,18 @@ def moving(me: Reader) -> None:
     assert "paused" in me.run("ringfence import invoice-bot.rfx --signed-by key.pub", data=other)
     me.shell("ringfence start invoice-bot", data=other)
     me.shell("ringfence down", data=other)
+
+
+def a_sandbox_host(me: Reader) -> None:
+    me.run("ringfence sandbox-certs certs")
+    line = "ringfence sandbox-host --data elsewhere --listen 127.0.0.1:0 --certs certs/host-sandbox-host"
+    me.typed.append(line)
+    words = ["bash", "-c", f"exec {line}"]
+    with subprocess.Popen(words, cwd=me.home, env=me.env, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert b"listens on 127.0.0.1:" in process.stdout.readline()
+        process.terminate()
+        assert process.wait(60) == 0
 
 
 def the_rest(me: Reader) -> None:

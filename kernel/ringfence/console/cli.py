@@ -16,6 +16,7 @@ from ringfence.console import (
     commands_completion,
     commands_console,
     commands_doctor,
+    commands_elsewhere,
     commands_family,
     commands_image,
     commands_kernel,
@@ -63,6 +64,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     "What they may do": ("budget", "grant", "revoke", "approvals", "policy"),
     "Undo and settle": ("points", "rollback", "fork", "diff", "resolve"),
     "Evidence": ("audit", "demo"),
+    "Sandboxes elsewhere": ("sandbox-host", "sandbox-certs"),
     "This command line": ("console", "completion"),
 }
 _HELP = """Run agents in sandboxes behind a policy-checked, journaled, reversible syscall layer.
@@ -123,6 +125,7 @@ def build() -> Root:
     for module in (
         commands_kernel,
         commands_doctor,
+        commands_elsewhere,
         commands_submit,
         commands_agents,
         commands_family,

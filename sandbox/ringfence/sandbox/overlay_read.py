@@ -67,7 +67,7 @@ class _Reader:
     def __init__(self, upper: Path, lower: Path) -> None:
         self._upper = upper
         self._lower = lower
-        self._prefix = _overlay_prefix(upper)
+        self._prefix = overlay_prefix(upper)
 
     def read(self) -> Iterator[Change]:
         facts = self._upper.lstat()
@@ -188,7 +188,7 @@ class _Reader:
             raise
 
 
-def _overlay_prefix(upper: Path) -> str:
+def overlay_prefix(upper: Path) -> str:
     """Which attributes are the overlay's: with the other prefix they are data that a command may have written."""
     try:
         kind = (upper.parent / FORMAT_NAME).read_text(encoding="ascii").strip()

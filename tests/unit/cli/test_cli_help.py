@@ -55,6 +55,8 @@ CONTRACT = [
     "resolve",
     "audit",
     "demo",
+    "sandbox-host",
+    "sandbox-certs",
     "approvals ls",
     "approvals show",
     "approvals approve",

@@ -1,0 +1,382 @@
+"""One session of a kernel at a host: takes its orders, and ends everything when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from ringfence.sandbox.overlay_apply import discard
+from ringfence.sandbox.remote import content, pumps, trees, upper, wire
+from ringfence.sandbox.remote.channels import Bytes, Channel, ChannelLostError, Channels
+from ringfence.sandbox.remote.lodging import Lodging
+from ringfence.sandbox.remote.mirror import Draft, Mirror
+from ringfence.sandbox.remote.relays import Relay
+from ringfence.sandbox.remote.session import Session, SessionLostError
+from ringfence.sandbox.types import (
+    CommandSpec,
+    Exit,
+    ExitReason,
+    Limits,
+    Program,
+    ProgramSpec,
+    SandboxError,
+    SandboxLostError,
+)
+
+log = logging.getLogger(__name__)
+
+ORDERS_MAX = 2048
+STDIN_BYTES_MAX = 64 << 20
+Values = Mapping[str, str | int | list[str]]
+
+
+class ForgottenError(SandboxLostError):
+    """A tree is not there any more; the kernel offers it again."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Guest:
+    """A program of the kernel's."""
+
+    agent: str
+    program: Program
+    relay: Relay
+    seen: list[Mirror]
+    pumps: list[asyncio.Task[None]]
+    watcher: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Stay:
+    """One session.
+
+    Attributes:
+        lodging: of its kernel.
+        lease_s: how long it outlives its connection.
+        name: for the kernel to go on with it.
+        swept: agents whose programs were ended because the session did.
+    """
+
+    lodging: Lodging
+    lease_s: float
+    name: str = field(default_factory=lambda: secrets.token_hex(16))
+    swept: list[str] = field(default_factory=list[str])
+    session: Session = field(init=False)
+    channels: Channels = field(init=False)
+    _guests: dict[int, _Guest] = field(default_factory=dict[int, _Guest])
+    _orders: dict[int, asyncio.Task[Values]] = field(default_factory=dict[int, "asyncio.Task[Values]"])
+    _answering: set[asyncio.Task[None]] = field(default_factory=set["asyncio.Task[None]"])
+    _lease: asyncio.TimerHandle | None = None
+    _expiry: asyncio.Task[None] | None = None
+    _connection: tuple[asyncio.StreamWriter, asyncio.Event] | None = None
+
+    def __post_init__(self) -> None:
+        """Make what follows from the other parts."""
+        self.session = Session(self._handle)
+        self.channels = Channels(self.session, first=2)
+
+    # -- connections ----------------------------------------------------------------------------------------------
+
+    def attach(self, writer: asyncio.StreamWriter) -> None:
+        """A connection is about to be used: the lease stands still."""
+        self._connection = (writer, asyncio.Event())
+        if self._lease is not None:
+            self._lease.cancel()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: int) -> None:
+        """Use the connection of `attach` until it ends; then the lease runs."""
+        assert self._connection is not None  # noqa: S101 - attached
+        gone = self._connection[1]
+        try:
+            why = await self.session.run(reader, writer, received_there=received, silence_s=self.lease_s / 2)
+        finally:
+            self._connection = None
+            gone.set()
+        log.info("a connection of kernel `%s` ended: %s", self.lodging.kernel, why)
+        if self.session.lost is not None:
+            await self.end(why)
+        else:
+            self._lease = asyncio.get_running_loop().call_later(self.lease_s, self._expire)
+
+    async def cut(self) -> None:
+        """End the connection in use, so that another can take its place."""
+        if self._connection is not None:
+            writer, gone = self._connection
+            writer.transport.abort()
+            await gone.wait()
+
+    def _expire(self) -> None:
+        if self._connection is None and self.session.lost is None:
+            log.warning("kernel `%s` was not heard of for %g s", self.lodging.kernel, self.lease_s)
+            self._expiry = asyncio.create_task(self.end("its lease ran out"))
+
+    async def end(self, why: str) -> None:
+        """End every sandbox of the session; returns when nothing of it is left."""
+        self.session.lose(why)
+        if self._lease is not None:
+            self._lease.cancel()
+        self.channels.drop_all()
+        for task in list(self._orders.values()):
+            task.cancel()
+        await asyncio.gather(*self._answering, return_exceptions=True)
+        await self._end_guests()
+
+    async def _end_guests(self) -> None:
+        guests = list(self._guests.values())
+        self.swept = sorted({*self.swept, *(guest.agent for guest in guests)})
+        await asyncio.gather(*(guest.program.kill() for guest in guests), return_exceptions=True)
+        watchers = [guest.watcher for guest in guests if guest.watcher is not None]
+        await asyncio.gather(*watchers, return_exceptions=True)
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def _handle(self, message: wire.Counted) -> None:
+        match message:
+            case wire.Data() | wire.Credit() | wire.End() | wire.Reset():
+                self.channels.take(message)
+            case wire.Order(call=call, body=body):
+                if call in self._orders or call in self._guests or len(self._orders) >= ORDERS_MAX:
+                    raise wire.WireError("too many orders at once, or one number for two")
+                # Channels are there before the next message, which may be for one of them.
+                order = asyncio.create_task(self._work(call, body))
+                self._orders[call] = order
+                answering = asyncio.create_task(self._answer(call, order))
+                self._answering.add(answering)
+                answering.add_done_callback(self._answering.discard)
+            case wire.Cancel(call=call):
+                if (task := self._orders.get(call)) is not None:
+                    task.cancel()
+            case _:
+                raise wire.WireError("a kernel does not say this")
+
+    def _work(self, call: int, body: wire.Body) -> Coroutine[Any, Any, Values]:
+        make = self.channels.make
+        match body:
+            case wire.Offer():
+                listing = make(number=body.listing, receives=True)
+                needs = make(number=body.needs, sends=True)
+                return self._offer(body, listing, needs, make(number=body.content, receives=True))
+            case wire.StartProgram():
+                stdin = make(number=body.stdin, receives=True)
+                out = [make(number=number, sends=True) for number in (body.stdout, body.stderr)]
+                return self._start(call, body, stdin, out)
+            case wire.RunCommand():
+                stdin = make(number=body.stdin, receives=True)
+                return self._command(call, body, stdin, make(number=body.upper, sends=True))
+            case wire.Act():
+                return self._act(body)
+            case wire.Bye():
+                return self._bye()
+
+    async def _answer(self, call: int, order: asyncio.Task[Values]) -> None:
+        """Say how an order went. This itself is never cancelled: an order may be before it has begun."""
+        error, lost = "", False
+        found: Values = {}
+        try:
+            found = await order
+        except asyncio.CancelledError:
+            error, lost = "the order was given up", True
+        except ForgottenError as refusal:
+            error, lost, found = str(refusal), True, {"forgotten": 1}
+        except SandboxError as refusal:
+            error, lost = str(refusal), isinstance(refusal, SandboxLostError)
+        except (wire.WireError, ChannelLostError, content.ChangedError) as broken:
+            error, lost = f"what was sent to the sandbox host can't be used: {broken}; try again", True
+        except OSError as problem:
+            reason = (problem.strerror or str(problem)).lower()
+            error = f"the sandbox host can't do this: {reason} (`{problem.filename}`); look at its disk"
+        except Exception:
+            # INVARIANT: every order is answered, so that no kernel waits for ever; what it was is in the log.
+            log.exception("an order failed")
+            error = "the sandbox host failed; report this with its log"
+        finally:
+            self._orders.pop(call, None)
+        with contextlib.suppress(SessionLostError):
+            await self.session.send(wire.Answer(call=call, values=dict(found), error=error, lost=lost))
+
+    # -- orders ---------------------------------------------------------------------------------------------------
+
+    async def _offer(self, body: wire.Offer, listing: Channel, needs: Channel, files: Channel) -> Values:
+        lodging = self.lodging
+        try:
+            base = lodging.mirrors.find(body.base, body.agent) if body.base else None
+            if body.base and base is None:
+                return {"tree": ""}  # forgotten meanwhile: the kernel tells all of it
+            draft = lodging.mirrors.draft(base, body.agent)
+            stream = Bytes(listing)
+            while (frame := await stream.frame(wire.FRAME_BYTES_MAX)) is not None:
+                try:
+                    draft.apply(trees.decode(frame))
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    raise wire.WireError(f"a listing makes no sense: {error}") from error
+            async with lodging.offering():
+                await self._fill(draft, needs, Bytes(files))
+                # Half a tree helps nobody: giving up waits until it is whole.
+                tree = await asyncio.shield(asyncio.create_task(lodging.build(draft)))
+        finally:
+            for channel in (listing, needs, files):
+                await channel.reset()
+        return {"tree": tree.name}
+
+    async def _fill(self, draft: Draft, needs: Channel, files: Bytes) -> None:
+        """Take in the content that is not there yet."""
+        store = self.lodging.store
+        wanted = await asyncio.to_thread(draft.needs, store)
+        await needs.send(b"".join(wanted))
+        await needs.end()
+        for digest in wanted:
+            with store.incoming() as (fd, path):
+                budget = content.Budget(self.lodging.file_bytes_max)
+                if await content.receive(files, fd, budget) != digest:
+                    raise wire.WireError("a file changed while it was sent")
+                store.keep(path, digest)
+
+    def _trees(self, agent: str, names: list[str]) -> list[Mirror]:
+        found = [self.lodging.mirrors.find(name, agent) for name in names]
+        seen = [tree for tree in found if tree is not None]
+        if len(seen) < len(names):
+            raise ForgottenError("the sandbox host has forgotten files of this sandbox; try again")
+        return seen
+
+    async def _start(self, call: int, body: wire.StartProgram, stdin: Channel, out: list[Channel]) -> Values:
+        seen = self._trees(body.agent, [body.image, *body.binds.values()])
+        for tree in seen:
+            tree.users += 1
+        relay = Relay(self.session, self.channels, call, self.lodging.sockets(call))
+        pipes: list[int] = []
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            await relay.open(seen[0].uid)
+            for channel in out:
+                reading, writing = os.pipe2(os.O_CLOEXEC)
+                pipes.append(writing)
+                tasks.append(asyncio.create_task(pumps.from_pipe(reading, channel)))
+            program = await self.lodging.sandbox.start(
+                ProgramSpec(
+                    agent=self.lodging.label(body.agent),
+                    argv=[os.fsdecode(word) for word in body.argv],
+                    env={os.fsdecode(name): os.fsdecode(value) for name, value in body.env.items()},
+                    image=seen[0].path,
+                    socket_dir=relay.directory,
+                    readonly=[Path(os.fsdecode(path)) for path in body.provided],
+                    binds={
+                        Path(os.fsdecode(at)): tree.path
+                        for at, tree in zip(body.binds, seen[1:], strict=True)
+                    },
+                    uid=seen[0].uid,
+                    limits=_limits(body.limits),
+                    stdin=await _stdin(stdin, body.stdin_bytes),
+                    stdout_fd=pipes[0],
+                    stderr_fd=pipes[1],
+                )
+            )
+        except BaseException:
+            await relay.close()
+            for tree in seen:
+                tree.users -= 1
+            raise
+        finally:
+            for fd in pipes:
+                os.close(fd)
+        guest = _Guest(agent=body.agent, program=program, relay=relay, seen=seen, pumps=tasks)
+        self._guests[call] = guest
+        guest.watcher = asyncio.create_task(self._watch(call, guest))
+        return {"identity": f"{self.name[:8]}-{call}"}
+
+    async def _watch(self, call: int, guest: _Guest) -> None:
+        ended = await guest.program.wait()
+        await guest.relay.close()
+        for tree in guest.seen:
+            tree.users -= 1
+        self._guests.pop(call, None)
+        with contextlib.suppress(SessionLostError):
+            message = wire.Ended(program=call, reason=ended.reason.value, code=ended.code)
+            await self.session.send(message)
+        # Its writers are gone, so what is left is in the pipes, or nobody reads it any more.
+        await asyncio.gather(*guest.pumps, return_exceptions=True)
+
+    async def _command(self, call: int, body: wire.RunCommand, stdin: Channel, left: Channel) -> Values:
+        seen = self._trees(body.agent, [body.lower, *body.binds.values()])
+        for tree in seen:
+            tree.users += 1
+        scratch = self.lodging.scratch(call)
+        try:
+            scratch.mkdir(mode=0o700)
+            done = await self.lodging.sandbox.run_command(
+                CommandSpec(
+                    agent=self.lodging.label(body.agent),
+                    argv=[os.fsdecode(word) for word in body.argv],
+                    env={os.fsdecode(name): os.fsdecode(value) for name, value in body.env.items()},
+                    lower=seen[0].path,
+                    scratch=scratch,
+                    cwd=os.fsdecode(body.cwd),
+                    masks=seen[0].masks("/workspace"),
+                    readonly=[Path(os.fsdecode(path)) for path in body.provided],
+                    binds={
+                        Path(os.fsdecode(at)): tree.path
+                        for at, tree in zip(body.binds, seen[1:], strict=True)
+                    },
+                    uid=seen[0].uid,
+                    limits=_limits(body.limits),
+                    stdin=await _stdin(stdin, body.stdin_bytes),
+                )
+            )
+            await upper.send(left, scratch, self.lodging.store, layer=done.exit.reason is not ExitReason.DISK)
+            await left.end()
+        finally:
+            await left.reset()
+            for tree in seen:
+                tree.users -= 1
+            await asyncio.shield(asyncio.to_thread(discard, scratch))
+        return {"exit": _exit(done.exit), **_sizes(done.stdout_bytes, done.stderr_bytes)}
+
+    async def _act(self, body: wire.Act) -> Values:
+        guest = self._guests.get(body.program)
+        if guest is not None:
+            match body.what:
+                case "kill":
+                    await guest.program.kill()
+                case "pause":
+                    await guest.program.pause()
+                case "resume":
+                    await guest.program.resume()
+                case _:
+                    raise SandboxError(f"a sandbox host can't `{body.what}`")
+        return {}
+
+    async def _bye(self) -> Values:
+        await self._end_guests()
+        return {}
+
+
+async def _stdin(channel: Channel, size: int) -> bytes:
+    if size > STDIN_BYTES_MAX:
+        raise SandboxError(f"a standard input of {size} bytes is too large for a sandbox host; send less")
+    return await pumps.read_bytes(channel, size)
+
+
+def _limits(limits: wire.Limited) -> Limits:
+    return Limits(
+        memory_bytes=limits.memory_bytes,
+        pids=limits.pids,
+        cpu=limits.cpu,
+        disk_bytes=limits.disk_bytes,
+        timeout_s=limits.timeout_s,
+    )
+
+
+def _exit(ended: Exit) -> list[str]:
+    return [ended.reason.value, str(ended.code)]
+
+
+def _sizes(stdout: int | None, stderr: int | None) -> dict[str, int]:
+    sizes = {"stdout_bytes": stdout, "stderr_bytes": stderr}
+    return {name: size for name, size in sizes.items() if size is not None}

@@ -47,6 +47,6 @@ def test_what_is_left_of_agents_and_kernels(postgres_server: object, dsn: str) -
 
 def test_a_control_group_that_is_of_no_use_does_not_stay(tmp_path: Path) -> None:
     """Here as a plain directory, which never has the file that would set a limit."""
-    made = cgroups._make("memory", str(tmp_path), "x", 1)  # type: ignore[attr-defined] - what no host shows on demand
+    made = cgroups._make("memory", str(tmp_path), "x")  # type: ignore[attr-defined] - what no host shows on demand
     assert made == ""
     assert list(tmp_path.iterdir()) == []

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import os
+import shutil
 import subprocess
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +33,7 @@ from ringfence.sandbox.specs import (
 from ringfence.sandbox.types import CommandResult, CommandSpec, ProgramSpec, SandboxError, Wall
 
 _PROBE_TIMEOUT_S = 60
+_PROBE_STALE_S = 3600
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
@@ -167,13 +171,22 @@ class NativeSandbox:
         for path in self._records.glob("*.json.tmp"):
             if path.name.removesuffix(".json.tmp") not in self._own:
                 path.unlink(missing_ok=True)
+        self._sweep_unnamed()
+        return sorted(agents)
+
+    def _sweep_unnamed(self) -> None:
+        """Remove what no record names."""
+        for path in self._records.glob("probe-*"):
+            # Left by one that died while it looked what this host can do. A look takes a moment; `doctor` may be at it now.
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _PROBE_STALE_S:
+                    shutil.rmtree(path, ignore_errors=True)
         try:
             cgroups.sweep(str(self._records), self._own)
         except OSError as error:
             raise SandboxError(
                 f"control groups of an earlier kernel can't be emptied: {error}; run the kernel as the user that started it"
             ) from error
-        return sorted(agents)
 
     async def _launch(self, job: Job, stdin: bytes, outputs: tuple[int, ...]) -> NativeProgram:
         self._prepare()

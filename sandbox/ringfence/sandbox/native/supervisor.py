@@ -26,6 +26,7 @@ KILL, PAUSE, RESUME = "kill", "pause", "resume"
 _MAX_VIEWS = 8
 _STOP_INTERVAL_S = 0.1
 _STOPPED_TRIES = 5000
+_WAITING_TRIES = 200
 _ADOPTED_TRIES = 5000
 _PAUSE_S = 0.001
 _SIGKILL_EXIT = 137
@@ -301,9 +302,13 @@ class Supervisor:
         self._emit("resumed")
 
     def _stop_all(self) -> None:
-        """Stop every process but the first, and see that they are stopped."""
-        for _ in range(_STOPPED_TRIES):
-            awake = [pid for pid, state in self._states() if pid != 1 and state not in "TtZXx"]
+        """Stop every process but the first, and see that they are stopped.
+
+        One that waits without end in Linux itself, as after vfork, stops on its way back: until then it runs nothing.
+        """
+        for tries in range(_STOPPED_TRIES):
+            stopped = "TtZXx" if tries < _WAITING_TRIES else "TtZXxD"
+            awake = [pid for pid, state in self._states() if pid != 1 and state not in stopped]
             if not awake:
                 return
             self._link.send(reaper.STOP)

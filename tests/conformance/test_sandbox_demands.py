@@ -18,7 +18,7 @@ FORMS = {
     "pids": ("cgroup-v2", "cgroup-v1", "rlimit"),
     "cpu": ("cgroup-v2", "cgroup-v1", "shared"),
     "pause": ("cgroup-v2", "cgroup-v1", "signals"),
-    "uid": ("own", "subuid", "namespace"),
+    "uid": ("own", "namespace"),
 }
 
 

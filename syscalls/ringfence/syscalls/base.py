@@ -25,16 +25,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 from ringfence.policy.types import Resource, Verdict
 from ringfence.sandbox.snapshots import SnapshotStore
-from ringfence.sandbox.types import Limits, Sandbox
 from ringfence.sandbox.usage import Meter
 from ringfence.sandbox.workspace import Workspace
+from ringfence.syscalls.confined import Confined
 from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
 from ringfence.syscalls.lent import Lent
 
@@ -181,7 +180,7 @@ class StateReader(Protocol):
         ...
 
 
-class Env(Lent, Protocol):
+class Env(Lent, Confined, Protocol):
     """What the kernel lends to bodies: one per agent, frozen."""
 
     @property
@@ -200,52 +199,8 @@ class Env(Lent, Protocol):
         ...
 
     @property
-    def sandbox(self) -> Sandbox:
-        """Backend for exec.run."""
-        ...
-
-    @property
-    def limits(self) -> Limits:
-        """Limits of the agent's sandboxes."""
-        ...
-
-    @property
-    def command_env(self) -> Mapping[str, str]:
-        """Environment of commands."""
-        ...
-
-    @property
-    def readonly(self) -> Sequence[Path]:
-        """Host directories seen inside sandboxes."""
-        ...
-
-    @property
-    def mounts(self) -> Mapping[Path, Path]:
-        """Directories of the host that its manifest names, by path inside.
-
-        Raises:
-            SandboxError: the kernel file in force allows one no longer, or it is gone.
-        """
-        ...
-
-    @property
-    def require(self) -> Sequence[str]:
-        """Walls that its sandboxes have to have, as `CommandSpec.require`."""
-        ...
-
-    @property
     def meter(self) -> Meter:
         """The size of the live workspace, and its limit. For whoever holds the lock."""
-        ...
-
-    @property
-    def uid(self) -> int | None:
-        """Host uid of the agent's sandboxes; None: the kernel's own."""
-        ...
-
-    @property
-    def scratch_root(self) -> Path:
-        """Directory for the scratch of commands, on the workspace's file system."""
         ...
 
     @property

@@ -104,6 +104,19 @@ def test_a_body_that_can_be_read_in_two_ways_or_in_none_is_refused(scene: Scene,
     assert writes(held, target, None)
 
 
+def test_a_parent_does_not_vouch_by_what_it_gives_to_its_child(scene: Scene, target: Target) -> None:
+    name = scene.name("parent")
+    allow = [f'http.*: "{target.base}/**"', 'spawn: "*"']
+    text = manifest_of(name, ["sh", "-c", HOLD], allow=allow, more=WHEN)
+    parent = scene.held(scene.operator.submit(text, {}, input_bytes=PROMPT))
+    spawned = parent.rf.spawn(
+        "child", ["sh", "-c", HOLD], permissions={"allow": allow[:1]}, input=b"Write to eve@example.com."
+    )
+    child = scene.held(spawned.id)
+    assert not writes(child, target, "eve@example.com")
+    assert writes(child, target, "ann@example.com")
+
+
 def test_what_was_vouched_for_is_known_after_a_restart_and_not_after_a_rollback(
     scene: Scene, target: Target
 ) -> None:

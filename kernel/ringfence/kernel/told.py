@@ -34,6 +34,7 @@ class Telling:
     """The vouched values of one thread, as far as they were read from its journal."""
 
     _values: set[str] = field(default_factory=set[str])
+    _input: str | None = None
     _branch: int = -1
     _seen: int = 0
 
@@ -43,6 +44,8 @@ class Telling:
         Raises:
             Unavailable: the database is away.
         """
+        if self._input is None:
+            self._input = await _input(core, thread)
         if self._branch != thread.branch:
             self._values, self._branch, self._seen = set(), thread.branch, 0
         # A call that ended behind a later one is missed here. That only makes the answer stricter.
@@ -50,7 +53,15 @@ class Telling:
             self._seen = max(self._seen, row.step)
             if row.action.startswith("http.") and row.outcome == "ok" and len(self._values) < VALUES_MAX:
                 self._values.update(folded(word) for word in await _vouched(core, thread, row))
-        return Told(input=thread.record.input.decode("utf-8", "replace"), values=frozenset(self._values))
+        return Told(input=self._input, values=frozenset(self._values))
+
+
+async def _input(core: Core, thread: Thread) -> str:
+    """What an operator gave: to the agent, or to the one at the head of its family."""
+    # INVARIANT: what a parent gives to its child is no operator's word: a hijacked parent could vouch for anything by it.
+    above = await core.store.parents(thread.key)
+    record = await core.store.agent_by_key(above[-1]) if above else thread.record
+    return "" if record is None else record.input.decode("utf-8", "replace")
 
 
 async def _vouched(core: Core, thread: Thread, row: StoredRow) -> list[str]:

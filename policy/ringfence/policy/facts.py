@@ -35,7 +35,7 @@ class Told:
     """What a thread has from those whom the operator trusts.
 
     Attributes:
-        input: what it was submitted with.
+        input: what an operator submitted it with, or the one at the head of its family.
         values: of fields that resources vouch for, folded as `hearsay.folded` does.
     """
 

@@ -16,11 +16,18 @@ from ringfence.sandbox.docker import image
 from ringfence.sandbox.docker.engine import Engine, usual_host
 from ringfence.sandbox.types import SandboxError
 
+_engines: dict[str, Engine] = {}
+
+
+def engine() -> Engine:
+    """The one that `DOCKER_HOST` names, or the usual one."""
+    return _engines.setdefault(usual_host(), Engine(usual_host()))
+
 
 def base_image() -> str:
     """The digest of the base image; skips where there is none or no engine, and fails where CI=true."""
     try:
-        found = image.find(Engine(usual_host()), image.TAG)
+        found = image.find(engine(), image.TAG)
         reason = "" if found else "there is no base image on the engine: ringfence image build"
     except SandboxError as error:
         found, reason = "", str(error)
@@ -29,10 +36,6 @@ def base_image() -> str:
     if reason:
         pytest.skip(reason)
     return found
-
-
-def engine() -> Engine:
-    return Engine(usual_host())
 
 
 def containers(**labels: str) -> list[dict[str, Any]]:

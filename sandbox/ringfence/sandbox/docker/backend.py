@@ -41,7 +41,7 @@ from ringfence.sandbox.types import (
 
 log = logging.getLogger(__name__)
 
-_TIDY_S = 5.0
+_TIDY_SHARE = 0.2
 _LIVE = ("running", "paused", "restarting")
 _RIGHTS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _FILTERED_STATUS = {"NoNewPrivs": 1, "Seccomp": 2}
@@ -298,7 +298,7 @@ def _fresh() -> str:
 async def _tidy(engine: Engine, made: str, volumes: Sequence[str]) -> None:
     """Remove what an engine that was away could not, as soon as it is back."""
     while True:
-        await asyncio.sleep(_TIDY_S)
+        await asyncio.sleep(engine.patience_s * _TIDY_SHARE)
         with contextlib.suppress(SandboxError):
             if await remove(engine, made, volumes):
                 return

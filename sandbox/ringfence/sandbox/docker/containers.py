@@ -138,6 +138,8 @@ def container(box: Box) -> dict[str, Any]:
         "Labels": dict(box.labels),
         "NetworkDisabled": True,
         "Healthcheck": {"Test": ["NONE"]},
+        # An engine that stops waits for nobody.
+        "StopSignal": "SIGKILL",
         "HostConfig": host,
     }
 

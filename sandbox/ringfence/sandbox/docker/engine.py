@@ -26,6 +26,7 @@ PATIENCE_S = 30.0
 _SLOW = 4
 _THREADS = 32
 _UNIX = "unix://"
+_ANY_API = "1.41"
 _NOT_FOUND, _CONFLICT = 404, 409
 
 
@@ -134,8 +135,14 @@ class Engine:
             import docker  # noqa: PLC0415 # pyright: ignore[reportMissingTypeStubs] - it has none
 
             sdk = cast("Any", docker)
+            # The SDK's own way to settle the version leaves its connection open where that fails.
+            asking = sdk.APIClient(base_url=self.host, version=_ANY_API, timeout=timeout_s)
+            try:
+                version = asking.version(api_version=False)["ApiVersion"]
+            finally:
+                asking.close()
             client = sdk.APIClient(
-                base_url=self.host, version="auto", timeout=timeout_s, max_pool_size=_THREADS
+                base_url=self.host, version=version, timeout=timeout_s, max_pool_size=_THREADS
             )
             with self._lock:
                 self._clients[timeout_s] = client

@@ -79,16 +79,18 @@ class Launcher:
         shown = [*plan.box.shown, Shown(source=directory, target=START_DIR)]
         box = dataclasses.replace(plan.box, shown=shown)
         listener = Listener(directory)
-        made = ""
+        made, wanted = "", f"ringfence-{name}"
         volumes: list[str] = []
         try:
             for volume in box.volumes:
                 volumes.append(volume.name)
-                wanted = overlay(volume, box.labels)
+                request = overlay(volume, box.labels)
                 await self.refusable(
-                    self.engine.call(lambda api, wanted=wanted: api.create_volume(**wanted)), box
+                    self.engine.call(lambda api, request=request: api.create_volume(**request)), box
                 )
-            made = await self.refusable(self.engine.call(lambda api: _create(api, box), slow=True), box)
+            made = await self.refusable(
+                self.engine.call(lambda api: _create(api, box, wanted), slow=True), box
+            )
             link = await self.refusable(self._begin(made, listener), box)
             try:
                 started = await asyncio.to_thread(
@@ -110,7 +112,8 @@ class Launcher:
                 left=self.left,
             )
         except BaseException:
-            await asyncio.shield(asyncio.create_task(self._discard(made, volumes)))
+            # Whoever got no answer has to take it that the container was made.
+            await asyncio.shield(asyncio.create_task(self._discard(made or wanted, volumes)))
             raise
         finally:
             listener.close()
@@ -158,8 +161,8 @@ class Launcher:
         self.left(made, volumes)
 
 
-def _create(api: Any, box: Box) -> str:
-    made: dict[str, Any] = api.create_container_from_config(container(box), f"ringfence-{uuid.uuid4().hex}")
+def _create(api: Any, box: Box, name: str) -> str:
+    made: dict[str, Any] = api.create_container_from_config(container(box), name)
     for warning in made.get("Warnings") or ():
         # What an engine can't do it leaves out, with a word; less than what was asked for is a refusal here.
         if "swap" not in warning:

@@ -16,7 +16,7 @@ from typing import Any
 from ringfence.sandbox.docker import layers, readiness
 from ringfence.sandbox.docker.containers import Box, Shown, Volume
 from ringfence.sandbox.docker.engine import PATIENCE_S, Engine, usual_host
-from ringfence.sandbox.docker.launch import Launcher, Plan
+from ringfence.sandbox.docker.launch import Launcher, Plan, undisturbed
 from ringfence.sandbox.docker.places import LABEL_AGENT, LABEL_DATA, LABEL_KERNEL, Places
 from ringfence.sandbox.docker.program import SHORT_ID, DockerProgram, remove, remove_container
 from ringfence.sandbox.docker.watch import Watch
@@ -130,9 +130,10 @@ class DockerSandbox:
         cwd = checked_inside(spec.cwd, "working directory")
         masks = [checked_inside(mask, "mask") for mask in spec.masks]
         plan = await self._plan(spec, "command", [])
-        made = await asyncio.to_thread(
+        making = asyncio.to_thread(
             layers.prepare, lower, scratch, masks, self._places.masks(), trusted=os.geteuid() == 0
         )
+        made = await undisturbed(making)
         watch = Watch(scratch, plan.box.limits.disk_bytes)
         plan.stdout, plan.stderr = watch.writers
         plan.job |= {"cwd": cwd, "views": [] if self.settings.runtime != "runc" else ["/proc", "/workspace"]}

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ringfence.sandbox.docker.containers import START_DIR, Box, Shown, container, overlay
 from ringfence.sandbox.docker.engine import Engine, EngineError
-from ringfence.sandbox.docker.link import Listener, greet
+from ringfence.sandbox.docker.link import Listener, Started, greet
 from ringfence.sandbox.docker.places import Places
 from ringfence.sandbox.docker.program import SHORT_ID, DockerProgram, remove
 from ringfence.sandbox.docker.refusals import refusal
@@ -75,7 +75,7 @@ class Launcher:
             SandboxLostError: the engine or the container went away on the way; nothing runs.
         """
         name = uuid.uuid4().hex
-        directory = await asyncio.to_thread(self.places.link, name)
+        directory = self.places.link(name)
         shown = [*plan.box.shown, Shown(source=directory, target=START_DIR)]
         box = dataclasses.replace(plan.box, shown=shown)
         listener = Listener(directory)
@@ -85,20 +85,12 @@ class Launcher:
             for volume in box.volumes:
                 volumes.append(volume.name)
                 request = overlay(volume, box.labels)
-                await self.refusable(
-                    self.engine.call(lambda api, request=request: api.create_volume(**request)), box
-                )
-            made = await self.refusable(
-                self.engine.call(lambda api: _create(api, box, wanted), slow=True), box
-            )
+                making = self.engine.call(lambda api, request=request: api.create_volume(**request))
+                await self.refusable(undisturbed(making), box)
+            making = self.engine.call(lambda api: _create(api, box, wanted), slow=True)
+            made = await self.refusable(undisturbed(making), box)
             link = await self.refusable(self._begin(made, listener), box)
-            try:
-                started = await asyncio.to_thread(
-                    greet, link, box.uid, plan.job, plan.stdin, plan.stdout, plan.stderr
-                )
-            except BaseException:
-                link.close()
-                raise
+            started = await _greeted(link, box.uid, plan)
             plan.views = started.views
             return DockerProgram(
                 self.engine,
@@ -117,7 +109,7 @@ class Launcher:
             raise
         finally:
             listener.close()
-            await asyncio.to_thread(self.places.forget_link, name)
+            self.places.forget_link(name)
 
     async def refusable(self, work: Coroutine[Any, Any, T], box: Box) -> T:
         """Await what the engine does, and say in the user's words why it does not."""
@@ -159,6 +151,33 @@ class Launcher:
         except SandboxError as error:
             log.warning("container %s can't be removed: %s", made[:SHORT_ID], error)
         self.left(made, volumes)
+
+
+async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
+    """Await what a thread does. Whoever is cancelled meanwhile waits for its end first, so that it can be undone."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+async def _greeted(link: socket.socket, uid: int, plan: Plan) -> Started:
+    """Hand the job over; the link is closed when that does not work."""
+    work = asyncio.to_thread(greet, link, uid, plan.job, plan.stdin, plan.stdout, plan.stderr)
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            link.shutdown(socket.SHUT_RDWR)
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is None:
+            for view in task.result().views:
+                os.close(view)
+        link.close()
+        raise
 
 
 def _create(api: Any, box: Box, name: str) -> str:

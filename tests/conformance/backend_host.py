@@ -160,6 +160,16 @@ class Host:
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         seccomp.install(seccomp.program())
 
+    async def use_up_namespaces(self) -> None:
+        """From now on this process is where the host's limit of user namespaces (sysctl user.max_user_namespaces) is 0."""
+        uid, gid = os.getuid(), os.getgid()
+        linux.unshare(linux.CLONE_NEWUSER)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+        Path("/proc/sys/user/max_user_namespaces").write_text("0")
+        linux.drop_capabilities()
+
     async def peak_bytes(self) -> dict[str, int]:
         return {
             "own": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

@@ -209,6 +209,24 @@ def test_walls_of_this_host_stand(module_box: Box) -> None:
     assert all(wall["fix"] for wall in walls if not wall["ok"])
 
 
+def test_where_the_limit_of_user_namespaces_is_zero_nothing_starts(module_box: Box, native_box: Box) -> None:
+    """As on hosts that switch them off: what `sysctl user.max_user_namespaces=0` does, in a namespace of the test's own."""
+    if module_box.uid is not None:
+        pytest.skip("a kernel that is root needs no user namespace")
+    host = module_box.another_host()
+    host.call("use_up_namespaces")
+    with pytest.raises(
+        Exception, match=r"wall `user namespace` can't be raised: .*max_user_namespaces"
+    ) as caught:
+        module_box.python("print('weaker')", host=host)
+    assert caught.value.kind == "SandboxError"
+    walls = {wall["name"]: wall for wall in host.call("walls")}
+    assert not walls["user namespaces"]["ok"]
+    assert "max_user_namespaces" in walls["user namespaces"]["fix"]
+    assert {name for name, wall in walls.items() if wall["required"] and wall["ok"]} == {"architecture"}
+    assert module_box.left() == []
+
+
 def test_without_namespaces_nothing_starts(module_box: Box, native_box: Box) -> None:
     """A kernel's own host has to have them only where its sandboxes run there."""
     host = module_box.another_host()

@@ -204,5 +204,6 @@ def end_recorded(record: identity.Record, *, spare_launcher: bool = False) -> bo
     launcher = identity.kill_process(record["launcher"])
     if launcher is not None:
         identity.wait_dead(launcher, _DEATH_S)
+    groups.kill()  # what was forked for it and never became a process of its namespace
     groups.remove()
     return init is not None or launcher is not None

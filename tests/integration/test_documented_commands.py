@@ -72,6 +72,11 @@ def the_kernel(me: Reader) -> None:
     me.run("ringfence doctor")
     assert me.run("ringfence doctor --config ringfence.yaml")
     me.run("ringfence policy lint agent.yaml")
+    (me.home / "settings.json").write_text('{"permissions": {"allow": ["Bash(git diff *)"]}}')
+    text = me.run("ringfence policy import settings.json --name helper")
+    (me.home / "imported.yaml").write_text(text)
+    assert me.shell("ringfence policy lint imported.yaml").endswith("ok\n")
+    assert json.loads(me.run("ringfence policy schema manifest"))["title"] == "Ringfence Agent"
     me.run("ringfence policy lint agent.yaml --against ringfence.yaml --strict", code=1)
     assert "listen" in me.run("ringfence up --config ringfence.yaml --detach")
     me.shell("ringfence status", code=1)  # both secrets are not set yet

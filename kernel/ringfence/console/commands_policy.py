@@ -1,7 +1,8 @@
-"""Commands about policy: lint, show, can-i, explain, learn."""
+"""Commands about policy: lint, show, can-i, explain, learn, import, schema."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 
@@ -13,10 +14,12 @@ from ringfence.console.documents import as_record, items, records, source_line
 from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.session import Commands, Session
 from ringfence.console.text import safe
+from ringfence.policy.importing import as_manifest, documents, import_settings
 from ringfence.policy.kernel_file import parse_kernel_file
 from ringfence.policy.lint import lint_kernel_file, lint_manifest
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.problems import ManifestError, Problem
+from ringfence.policy.schema import kernel_schema, manifest_schema
 
 commands = Commands()
 
@@ -168,6 +171,44 @@ def _fact_lines(known: Mapping[str, object]) -> list[tuple[str, object]]:
             lines.append((said, known.get(key)))
     sources = records(known, "provenance")
     return [*lines, *((f"from step {source.get('step')}", source_line(source)) for source in sources)]
+
+
+@commands.add(
+    "import",
+    "ringfence policy import settings.json",
+    "ringfence policy import settings.json --name helper",
+)
+@click.argument("file", type=click.Path(allow_dash=True))
+@click.option("--name", default="imported", help="The agent's name in the manifest.")
+def import_rules(session: Session, file: str, name: str) -> int:
+    """Write a manifest from permission settings: JSON with lists of `Tool(spec)` under allow, ask and deny.
+
+    The manifest never allows more than the settings did. What can't be said by a rule stands in it as a comment. Needs no
+    kernel.
+    """
+    source = "settings" if file == "-" else file
+    try:
+        found = import_settings(read_text(file, "file"), source)
+        text = as_manifest(found, name, source)
+    except ManifestError as error:
+        raise ConsoleError(str(error), ExitCode.USAGE) from None
+    if session.as_json:
+        rules = {verdict.value: found.texts(verdict) for verdict in found.rules}
+        render.emit({"file": source, **rules, "notes": documents(found.notes), "yaml": text})
+        return ExitCode.OK
+    for line in text.splitlines():
+        render.say(safe(line))
+    return ExitCode.OK
+
+
+@commands.add("schema", "ringfence policy schema manifest")
+@click.argument("kind", type=click.Choice(["manifest", "kernel"]))
+def schema(session: Session, kind: str) -> int:
+    """Print the JSON Schema of a file, for editors; needs no kernel."""
+    del session
+    made = manifest_schema() if kind == "manifest" else kernel_schema()
+    render.say(json.dumps(made, indent=2))
+    return ExitCode.OK
 
 
 def _grant_name(grant: object) -> str:

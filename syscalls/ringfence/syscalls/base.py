@@ -35,7 +35,7 @@ from ringfence.sandbox.usage import Meter
 from ringfence.sandbox.workspace import Workspace
 from ringfence.syscalls.confined import Confined
 from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
-from ringfence.syscalls.lent import Lent
+from ringfence.syscalls.lent import AsyncLock, Lent
 
 
 class Effect(Enum):
@@ -234,14 +234,6 @@ class Env(Lent, Confined, Protocol):
     def lock(self) -> AsyncLock:
         """The workspace's lock: one command at a time, and fs changes wait for it."""
         ...
-
-
-class AsyncLock(Protocol):
-    """An async context manager."""
-
-    async def __aenter__(self) -> object: ...
-
-    async def __aexit__(self, *exc: object) -> object: ...
 
 
 class Call(Protocol):

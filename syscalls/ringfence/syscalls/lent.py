@@ -10,6 +10,14 @@ from typing import Any, Protocol
 from ringfence.policy.manifest_types import Manifest
 
 
+class AsyncLock(Protocol):
+    """An async context manager."""
+
+    async def __aenter__(self) -> object: ...
+
+    async def __aexit__(self, *exc: object) -> object: ...
+
+
 class Mailbox(Protocol):
     """Says when something may have come into the agent's mailbox; it is looked into by atomic work."""
 

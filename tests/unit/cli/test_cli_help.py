@@ -68,6 +68,8 @@ CONTRACT = [
     "policy can-i",
     "policy explain",
     "policy learn",
+    "policy import",
+    "policy schema",
     "secrets set",
     "secrets ls",
     "secrets rm",

@@ -55,6 +55,8 @@ class Kind:
         left: what is left on this host of the sandboxes of a data directory, besides processes that carry a test's token:
             records, control groups, containers. Empty as long as nothing runs.
         pace: how many starts of the native backend one of this takes: tests of very many do with so much less of them.
+        warm: Python programs of tests are such that the backend has an interpreter warm for them.
+        only: test modules that this mode tells something about; empty: all.
         without: programs of this host that its sandboxes have not.
         of_its_own: what stands in /, /etc and /dev besides what the protocol names.
         around: what runs beside the kernels of a data directory, from before the first to after the last.
@@ -73,6 +75,8 @@ class Kind:
     stride: int = 1
     left: Callable[[Path], list[str]] = _nothing
     pace: int = 1
+    warm: bool = False
+    only: frozenset[str] = frozenset()
     without: frozenset[str] = frozenset()
     of_its_own: frozenset[str] = frozenset()
     around: Callable[[Path], contextlib.AbstractContextManager[None]] = _alone
@@ -206,6 +210,21 @@ KINDS = {
         walls=_NATIVE_WALLS | {"user namespaces"},
         left=_records,
     ),
+    "warm": Kind(
+        backend="native",
+        make=_native,
+        agent_uid=AGENT_UID if _ROOT else None,
+        inside_uid=AGENT_UID if _ROOT else 1000,
+        frozen=_ROOT,
+        walls=_NATIVE_WALLS,
+        left=_records,
+        stride=5,
+        warm=True,
+        only=frozenset(
+            f"test_sandbox_{name}"
+            for name in ("cancel", "crash", "cycles", "lifecycle", "limits", "machine", "signals", "streams")
+        ),
+    ),
     "docker": Kind(
         backend="docker",
         make=_docker,
@@ -214,6 +233,7 @@ KINDS = {
         inside_uid=AGENT_UID if _ROOT else os.geteuid(),
         frozen=True,
         pace=8,
+        stride=8,
         walls=frozenset(
             {
                 "docker engine",

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ringfence.kernel.environment import interpreter_directories
+from ringfence.sandbox.native.invocation import FLAGS_ON
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -238,9 +240,20 @@ class Box:
         reply = host.call("start", **{"stdout": str(stdout), "stderr": str(stderr), "uid": self.uid, **spec})
         return Running(host, reply["program"], reply["identity"], stdout, stderr)
 
+    def interpreter(self) -> tuple[list[str], dict[str, Any]]:
+        """Words that come before a Python program's text, and what else its spec needs."""
+        if not self.kind.warm:
+            return [PYTHON, "-I", "-S", "-c"], {}
+        env = {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", **FLAGS_ON}
+        return ["python", "-c"], {"env": env, "readonly": [str(path) for path in interpreter_directories()]}
+
     def python(self, code: str, *arguments: str, **more: Any) -> Running:
         """Start a Python program; its processes carry the token on their command lines."""
-        return self.program([PYTHON, "-I", "-S", "-c", code, self.token, *arguments], **more)
+        words, needed = self.interpreter()
+        for name, value in needed.items():
+            given = more.get(name)
+            more[name] = value if given is None else {**value, **given} if name == "env" else [*value, *given]
+        return self.program([*words, code, self.token, *arguments], **more)
 
     def command_spec(self, argv: list[str], workspace: Path, **more: Any) -> dict[str, Any]:
         scratch = self.directory(self.fresh("scratch"), owner=self.kind.kernel_uid)
@@ -356,11 +369,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_foreign(item: pytest.Item) -> bool:
-    """Whether it is of the native backend's own, in a mode of another."""
+    """Whether it is of the native backend's own, in a mode of another, or says nothing about its mode."""
     call = getattr(item, "callspec", None)
-    if call is None or "mode" not in call.params or "native_box" not in getattr(item, "fixturenames", ()):
+    if call is None or "mode" not in call.params:
         return False
-    return KINDS[call.params["mode"]].backend != "native"
+    kind = KINDS[call.params["mode"]]
+    if kind.only and item.path.stem not in kind.only:
+        return True
+    return kind.backend != "native" and "native_box" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture

@@ -84,7 +84,8 @@ class Kernel:
 
 def typed(spec: dict[str, Any]) -> dict[str, Any]:
     paths = {name: Path(spec[name]) for name in ("image", "socket_dir", "lower", "scratch") if name in spec}
-    return {**spec, **paths, "limits": Limits(**spec.get("limits", {}))}
+    shown = [Path(path) for path in spec.get("readonly", ())]
+    return {**spec, **paths, "readonly": shown, "limits": Limits(**spec.get("limits", {}))}
 
 
 def live(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
+from ringfence.sandbox.native import cgroups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -176,17 +177,19 @@ def eventually(true: Callable[[], bool], what: Callable[[], str]) -> None:
 
 
 def mounts() -> set[str]:
-    """Of this host: number and place of each."""
+    """Of this host: number and place of each, but for those of an engine's containers, which are asked for as such."""
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return {f"mount {line.split()[0]} {line.split()[4]}" for line in lines}
+    found = {f"mount {line.split()[0]} {line.split()[4]}" for line in lines}
+    return {mount for mount in found if "/docker/" not in mount}
 
 
-def groups() -> set[str]:
-    """Control groups of sandboxes."""
+def groups(data: Path) -> set[str]:
+    """Control groups of the sandboxes of a data directory; others on this host come and go."""
+    mark = cgroups.label(str(data / "sandboxes"), "")
     found: set[str] = set()
     for top, names, _ in os.walk("/sys/fs/cgroup"):
         if Path(top).name == "ringfence":
-            found |= {f"group {top}/{name}" for name in names}
+            found |= {f"group {top}/{name}" for name in names if name.startswith(mark)}
             names.clear()
     return found
 
@@ -213,7 +216,7 @@ class Traces:
 
     def _look(self) -> set[str]:
         data = self._box.data
-        return {*mounts(), *groups(), *sockets(self._box.place), *files(data)}
+        return {*mounts(), *groups(data), *sockets(self._box.place), *files(data)}
 
     def new(self) -> list[str]:
         """What has come since."""

@@ -23,6 +23,7 @@ AGENT_UID, ORDINARY_UID, APART_UID = 247300, 47300, 47301
 LIMITS = {"memory_bytes": 256 << 20, "pids": 64, "disk_bytes": 256 << 20, "timeout_s": 100.0}
 MASKS = ["/workspace/private/key", "/workspace/private/old", "/workspace/hidden"]
 MARKED_FILTER = frozenset({"marked filter"})
+WARM_ENV = {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin") or ""
 _ESCAPES = Path(__file__).parents[1] / "security" / "escapes"
 _SANDBOX = Path(__file__).parents[2] / "sandbox" / "ringfence"
@@ -41,7 +42,7 @@ def owners(mode: str, *, apart: bool) -> Owners:
     """The users of a mode."""
     if not _ROOT:
         return Owners(kernel=None, agent=None)
-    if mode == "root":
+    if mode != "user":
         return Owners(kernel=APART_UID if apart else 0, agent=AGENT_UID)
     return Owners(kernel=ORDINARY_UID, agent=ORDINARY_UID)
 
@@ -96,6 +97,13 @@ def _furnish(place: Path) -> None:
         shutil.copy("/bin/cat", place / "image" / name)
 
 
+def interpreter_directories() -> list[str]:
+    """Where the interpreter that runs the tests lies."""
+    from ringfence.kernel.environment import interpreter_directories as directories
+
+    return [str(path) for path in directories()]
+
+
 def play(
     mode: str, attempts: Mapping[str, Iterable[str]], taken: frozenset[str] = frozenset()
 ) -> dict[str, dict[str, Any]]:
@@ -116,8 +124,11 @@ def play(
         canary = f"canary-{uuid.uuid4().hex}"
         order = {
             "place": str(place),
+            "backend": "docker" if mode == "docker" else "native",
+            "interpreter": interpreter_directories() if mode == "root" else [],
+            "warm_env": {**WARM_ENV, "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"},
             "python": PYTHON,
-            "uid": AGENT_UID if mode == "root" else None,
+            "uid": AGENT_UID if _ROOT and mode != "user" else None,
             "marker": f"victim-{uuid.uuid4().hex}",
             "canary": canary,
             "limits": LIMITS,
@@ -174,6 +185,12 @@ def of_kind(kind: str, *, alone: bool = False) -> list[Attempt]:
         and (not tried.needs or Path(tried.needs).exists())
         and (not tried.machines or os.uname().machine in tried.machines)
     ]
+
+
+def names(kind: str) -> list[str]:
+    """Names of all attempts of a kind of sandbox, those last that end it when they work."""
+    of = "command" if kind == "command" else "program"
+    return [tried.name for alone in (False, True) for tried in of_kind(of, alone=alone)]
 
 
 def control_walls(tried: Attempt, mode: str) -> frozenset[str]:

@@ -9,32 +9,53 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conformance.backends import KINDS
 from security.escapes.attempts import all_attempts
 from support import escapes
 
 assert all_attempts.GROUPS
 
 
+def there(mode: str) -> str:
+    """The mode, or a skip with the reason."""
+    if mode == "root" and os.geteuid() != 0:
+        pytest.skip("only root can give each agent a uid of its own")
+    if mode == "user" and not escapes.PYTHON:
+        pytest.skip("an ordinary user needs a Python below /usr")
+    if mode == "docker" and (reason := KINDS["docker"].missing()):
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return mode
+
+
 @pytest.fixture(scope="session", params=["root", "user"])
 def mode(request: pytest.FixtureRequest) -> str:
-    if request.param == "root" and os.geteuid() != 0:
-        pytest.skip("only root can give each agent a uid of its own")
-    if request.param == "user" and not escapes.PYTHON:
-        pytest.skip("an ordinary user needs a Python below /usr")
-    return request.param
+    """Modes of the native backend, whose walls can be taken away."""
+    return there(request.param)
+
+
+@pytest.fixture(scope="session", params=["root", "user", "docker"])
+def everywhere(request: pytest.FixtureRequest) -> str:
+    """Modes that attempts are made in."""
+    return there(request.param)
+
+
+@pytest.fixture(scope="session", params=["root", "root-warm", "user", "docker"])
+def program(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Where programs run: the mode, and the kind of program."""
+    name, _, warm = request.param.partition("-")
+    return there(name), warm or "program"
 
 
 @pytest.fixture(scope="session")
 def whole() -> Callable[[str], dict[str, dict[str, Any]]]:
-    """All attempts against the sandbox as it is, by mode: in a program and in a command."""
+    """All attempts against the sandbox as it is, by mode: in a program, in a warm one, and in a command."""
 
     @cache
     def run(mode: str) -> dict[str, dict[str, Any]]:
-        names = {
-            kind: [tried.name for alone in (False, True) for tried in escapes.of_kind(kind, alone=alone)]
-            for kind in ("program", "command")
-        }
-        return escapes.play(mode, names)
+        kinds = ("program", "command", "warm") if mode == "root" else ("program", "command")
+        return escapes.play(mode, {kind: escapes.names(kind) for kind in kinds})
 
     return run
 

@@ -165,7 +165,10 @@ _NODES = [
 @attempt("private root", "landlock")
 def device_files(facts: Any) -> str:
     """Open the machine's memory, disks, terminals or other devices"""
-    return first(*[_open_node(f"{top}/dev/{name}") for top in ("", "/host") for name in _NODES])
+    # Terminals of its own are none of the machine's; a container has such.
+    own = ("/dev/ptmx",) if "/dev/pts" in mount_points() else ()
+    nodes = [f"{top}/dev/{name}" for top in ("", "/host") for name in _NODES]
+    return first(*[_open_node(node) for node in nodes if node not in own])
 
 
 def _open_node(path: str) -> Callable[[], str]:

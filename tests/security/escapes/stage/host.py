@@ -17,7 +17,7 @@ from typing import Any
 from ringfence.sandbox.native import NativeSandbox
 from ringfence.sandbox.types import CommandSpec, Limits, ProgramSpec
 
-ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
+ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 
 
 def start_victim(order: dict[str, Any]) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
@@ -58,57 +58,83 @@ async def until(done: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+def backend(name: str, data: Path) -> Any:
+    """The backend that a kernel with this data directory would have."""
+    if name == "native":
+        return NativeSandbox(data)
+    from ringfence.sandbox.docker import DockerSandbox, DockerSettings, image
+    from ringfence.sandbox.docker.engine import Engine, usual_host
+
+    return DockerSandbox(data, DockerSettings(image=image.find(Engine(usual_host()), image.TAG)))
+
+
 async def run(order: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-    place = Path(order["place"])
-    box = NativeSandbox(place / "data")
-    inside = place / "inside"
-    limits = Limits(**order["limits"])
-    python = [order["python"], "-I", "-S", str(inside / "security/escapes/attempts/run.py")]
+    box = backend(order["backend"], Path(order["place"]) / "data")
     answer: dict[str, Any] = {}
-    for kind, names in order["attempts"].items():
-        stdin = json.dumps({**facts, "attempts": names}).encode()
-        common = {
-            "agent": "agent-1",
-            "argv": python,
-            "stdin": stdin,
-            "env": ENV,
-            "readonly": [inside],
-            "uid": order["uid"],
-            "limits": limits,
-        }
-        if kind.startswith("program"):
-            out, err = place / f"{kind}.out", place / f"{kind}.err"
-            fds = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) for path in (out, err)]
-            program = await box.start(
-                ProgramSpec(
-                    **common,
-                    image=place / "image",
-                    socket_dir=place / "sockets",
-                    stdout_fd=fds[0],
-                    stderr_fd=fds[1],
-                )
-            )
-            for fd in fds:
-                os.close(fd)
-            ended = await program.wait()
-            if kind.endswith("-alone"):
-                # What ended the first process may say so a moment after it.
-                await until(lambda: out.stat().st_size > 0)  # noqa: B023
-        else:
-            scratch = place / f"scratch-{kind}"
-            scratch.mkdir()
-            done = await box.run_command(
-                CommandSpec(**common, lower=place / "workspace", scratch=scratch, masks=order["masks"])
-            )
-            ended, out, err = done.exit, done.stdout, done.stderr
-        answer[kind] = {
-            "reason": ended.reason.value,
-            "code": ended.code,
-            "results": lines(out),
-            "err": err.read_text(errors="replace")[-2000:],
-        }
-    await box.close()
+    try:
+        for kind, names in order["attempts"].items():
+            stdin = json.dumps({**facts, "attempts": names}).encode()
+            run_one = run_command if kind.startswith("command") else run_program
+            answer[kind] = await run_one(box, order, kind, stdin)
+    finally:
+        await box.close()
     return answer
+
+
+def common(order: dict[str, Any], kind: str, stdin: bytes) -> dict[str, Any]:
+    """What programs and commands have in common; a warm one is what the kernel's own interpreter becomes."""
+    inside = Path(order["place"]) / "inside"
+    script = str(inside / "security/escapes/attempts/run.py")
+    warm = kind == "warm"
+    return {
+        "agent": "agent-1",
+        "argv": ["python", script] if warm else [order["python"], "-I", "-S", script],
+        "stdin": stdin,
+        "env": {**ENV, **order["warm_env"]} if warm else {**ENV, "LANG": "C.UTF-8"},
+        "readonly": [inside, *(Path(path) for path in order["interpreter"] if warm)],
+        "uid": order["uid"],
+        "limits": Limits(**order["limits"]),
+    }
+
+
+async def run_program(box: Any, order: dict[str, Any], kind: str, stdin: bytes) -> dict[str, Any]:
+    place = Path(order["place"])
+    out, err = place / f"{kind}.out", place / f"{kind}.err"
+    fds = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) for path in (out, err)]
+    image, sockets = place / "image", place / "sockets"
+    try:
+        spec = ProgramSpec(
+            **common(order, kind, stdin),
+            image=image,
+            socket_dir=sockets,
+            stdout_fd=fds[0],
+            stderr_fd=fds[1],
+        )
+        program = await box.start(spec)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    ended = await program.wait()
+    if kind.endswith("-alone"):
+        # What ended the first process may say so a moment after it.
+        await until(lambda: out.stat().st_size > 0)
+    return told(ended, out, err)
+
+
+async def run_command(box: Any, order: dict[str, Any], kind: str, stdin: bytes) -> dict[str, Any]:
+    place = Path(order["place"])
+    scratch = place / f"scratch-{kind}"
+    scratch.mkdir()
+    spec = CommandSpec(
+        **common(order, kind, stdin), lower=place / "workspace", scratch=scratch, masks=order["masks"]
+    )
+    done = await box.run_command(spec)
+    return told(done.exit, done.stdout, done.stderr)
+
+
+def told(ended: Any, out: Path, err: Path) -> dict[str, Any]:
+    said = err.read_text(errors="replace")[-2000:]
+    return {"reason": ended.reason.value, "code": ended.code, "results": lines(out), "err": said}
 
 
 def main() -> None:

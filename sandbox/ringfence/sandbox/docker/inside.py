@@ -93,6 +93,9 @@ def _run(job: dict[str, Any], link: socket.socket, stdio: list[int]) -> None:
     _look_around(job)
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write)
+    # The interpreter's own handler makes an exception of it: the program could end its container, and it would look as if
+    # somebody outside had. Without a handler Linux keeps signals from inside away from the first process.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
     program = _start(job, stdio)
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)

@@ -297,7 +297,7 @@ def perform(tried: Attempt, facts: Any) -> dict[str, Any]:
 
 def main(facts: Any) -> None:
     """Run the attempts that the facts name; one line of JSON each."""
-    facts["first"] = os.getppid()
+    facts["first"] = os.getppid() or 1
     for name in facts["attempts"]:
         print(json.dumps({name: perform(TABLE[name], facts)}), flush=True)
 

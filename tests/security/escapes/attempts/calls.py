@@ -22,6 +22,7 @@ from security.escapes.attempts.base import (
     child,
     first,
     libc,
+    mount_points,
     pack,
 )
 

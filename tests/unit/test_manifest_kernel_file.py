@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ringfence.policy.engine import AgentPolicy
-from ringfence.policy.engines import DockerSpec
+from ringfence.policy.engines import DockerSpec, RemoteSpec
 from ringfence.policy.kernel_file import ManifestError, SecretRef, parse_kernel_file
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.resources import Auth, EffectDecl
@@ -69,6 +69,35 @@ def test_the_engine_and_its_image_are_read() -> None:
     assert found.docker == DockerSpec(image=f"base@{IMAGE}", runtime="runsc", host="unix:///x/y.sock")
     assert found.unsupported() == []
     assert parse_kernel_file(HEAD + "  sandbox: {}\n").docker == DockerSpec()
+
+
+def test_the_sandbox_host_is_read() -> None:
+    section = "  sandbox: {backend: remote, remote: {address: 'big-machine:7443', certs: /etc/k}}\n"
+    found = parse_kernel_file(HEAD + section)
+    assert found.sandbox.backend == "remote"
+    assert found.remote == RemoteSpec(address="big-machine:7443", certs="/etc/k")
+    assert found.unsupported() == []
+    assert parse_kernel_file(HEAD + "  sandbox: {}\n").remote == RemoteSpec()
+    assert parse_kernel_file(HEAD + section.replace("big-machine", "[::1]")).remote.address == "[::1]:7443"
+
+
+@pytest.mark.parametrize(
+    ("section", "what"),
+    [
+        ("{address: 'a:1'}", "has no `certs`"),
+        ("{certs: /c}", "has no `address`"),
+        ("{address: a, certs: /c}", "`a` is no address"),
+        ("{address: 'a:70000', certs: /c}", "`a:70000` is no address"),
+        ("{address: 'https://a:1', certs: /c}", "is no address"),
+        ("{address: 'a:1', certs: c}", "`c` is no absolute path"),
+        ("{address: 'a:1', certs: /c, name: x}", "unknown key `name`"),
+        ("a:1", "mapping"),
+    ],
+)
+def test_a_sandbox_host_that_makes_no_sense(section: str, what: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        parse_kernel_file(f"{HEAD}  sandbox: {{remote: {section}}}\n")
+    assert what in str(caught.value)
 
 
 def test_a_manifest_names_the_backend_and_nothing_of_the_engine() -> None:

@@ -147,7 +147,6 @@ def test_what_this_release_can_not_enforce_is_listed_with_its_place() -> None:
     ("line", "place", "what"),
     [
         ("sandbox: {workspace: direct}", (6, 24), "`workspace: direct`"),
-        ("sandbox: {backend: remote}", (6, 22), "`remote`"),
         ("serve: {anything: [1, two]}", (6, 3), "`serve`"),
         ("restart: {resume: own}", (6, 21), "`resume: own`"),
         ("budgets: {context: {max_tokens: 1k, on_overflow: page}}", (6, 52), "`on_overflow: page`"),

@@ -21,12 +21,13 @@ from ringfence.console.session import Commands, Session
 from ringfence.console.text import pad, safe
 from ringfence.policy.kernel_file import parse_kernel_file
 from ringfence.policy.problems import ManifestError
+from ringfence.sandbox.types import SandboxError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ringfence.policy.kernel_file import KernelFile
-    from ringfence.sandbox.types import Wall
+    from ringfence.sandbox.types import Sandbox, Wall
 
 commands = Commands()
 
@@ -64,7 +65,7 @@ class Check:
 @click.option(
     "--config",
     type=click.Path(dir_okay=False),
-    help="A kernel file: also try the docker engine that it names.",
+    help="A kernel file: also try the docker engine and the sandbox host that it names.",
 )
 def doctor(session: Session, config: str | None) -> int:
     """Say what this host can enforce, each missing piece with its fix.
@@ -112,17 +113,36 @@ def _walls(data: Path, file: KernelFile | None) -> Sequence[Check]:
 
 
 def _probed(data: Path, file: KernelFile | None) -> Sequence[Check]:
-    """The walls of the native backend, and of the docker backend where the kernel file says which engine; those of the default are required."""
-    by_docker = file is not None and file.sandbox.backend == "docker"
+    """The walls of the native backend, and of others that the kernel file says enough of; those of the default are required."""
+    default = None if file is None else file.sandbox.backend
     walls: Sequence[Wall] = import_module("ringfence.sandbox.native").NativeSandbox(data).walls()
-    found = [_check(wall, wall.name, required=wall.required and not by_docker) for wall in walls]
-    if file is None or not (by_docker or file.docker.image):
+    found = [
+        _check(wall, wall.name, required=wall.required and default in {None, "native"}) for wall in walls
+    ]
+    if file is None:
         return found
-    walls = import_module("ringfence.kernel.backends").docker_of(data, file.docker).walls()
-    for wall in walls:
-        name = wall.name if wall.name.startswith("docker ") else f"docker {wall.name}"
-        found.append(_check(wall, name, required=wall.required and by_docker))
+    backends = import_module("ringfence.kernel.backends")
+    if default == "docker" or file.docker.image:
+        found += _of("docker", backends.docker_of(data, file.docker), required=default == "docker")
+    if default == "remote" or file.remote.address:
+        found += _of("remote", backends.remote_of(data, file.remote), required=default == "remote")
     return found
+
+
+def _of(name: str, sandbox: Sandbox, *, required: bool) -> list[Check]:
+    """The walls of a backend, each named after it."""
+    try:
+        walls = sandbox.walls()
+    except SandboxError as error:
+        return [Check(name=name, ok=False, required=required, detail=str(error))]
+    return [
+        _check(
+            wall,
+            wall.name if wall.name.startswith(f"{name} ") else f"{name} {wall.name}",
+            required=wall.required and required,
+        )
+        for wall in walls
+    ]
 
 
 def _check(wall: Wall, name: str, *, required: bool) -> Check:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from ringfence.kernel.config import GRPC_ENVIRONMENT, Layout
 from ringfence.kernel.environment import command_environment, interpreter_directories, warm_environment
-from ringfence.policy.engines import DockerSpec
+from ringfence.policy.engines import DockerSpec, RemoteSpec
 from ringfence.policy.kernel_file import KernelFile
 from ringfence.policy.manifest_types import SandboxSpec
 from ringfence.sandbox.native import NativeSandbox
@@ -18,12 +18,15 @@ from ringfence.sandbox.types import Sandbox, SandboxError
 
 if TYPE_CHECKING:
     from ringfence.sandbox.docker import DockerSandbox, DockerSettings
+    from ringfence.sandbox.remote import RemoteSandbox
 
 log = logging.getLogger(__name__)
 
 DEFAULT: Final = "native"
 DOCKER_PLACE: Final = "sandboxes/docker"
 """Where in a data directory the docker backend keeps what it needs; not there where it was never used."""
+REMOTE_PLACE: Final = "remote"
+"""The same of the remote backend."""
 
 
 class Backends:
@@ -41,6 +44,7 @@ class Backends:
         self.file: Callable[[], KernelFile] = KernelFile
         self._native = NativeSandbox(layout.data, warm_environment(layout.interpreter))
         self._docker: DockerSandbox | None = None
+        self._remote: RemoteSandbox | None = None
 
     def name_for(self, boxes: Sequence[SandboxSpec]) -> str:
         """The backend of an agent: what its manifest names, else its parent's, else the kernel file's, else the native one.
@@ -55,6 +59,10 @@ class Backends:
         """A backend by its name."""
         if name == "docker":
             return self._with_docker()
+        if name == "remote":
+            # Made once: what runs elsewhere stays with its host, whatever a kernel file says later.
+            self._remote = self._remote or remote_of(self._layout.data, self.file().remote)
+            return self._remote
         return self._native
 
     def shown(self, name: str) -> Sequence[Path]:
@@ -74,7 +82,7 @@ class Backends:
 
         An engine that can't be asked now is asked again before its first sandbox; until then nothing of it starts.
         """
-        ended = list(await self._native.sweep())
+        ended = [*await self._native.sweep(), *await self._swept_elsewhere()]
         if (self._layout.data / DOCKER_PLACE).is_dir():
             package = import_module("ringfence.sandbox.docker")
             for sandbox in package.all_used(self._layout.data):
@@ -88,6 +96,18 @@ class Backends:
                     await sandbox.close()
         return sorted(set(ended))
 
+    async def _swept_elsewhere(self) -> Sequence[str]:
+        package = (
+            import_module("ringfence.sandbox.remote") if (self._layout.data / REMOTE_PLACE).is_dir() else None
+        )
+        sandbox = None if package is None else package.used(self._layout.data)
+        if sandbox is None:
+            return []
+        try:
+            return await sandbox.sweep()
+        finally:
+            await sandbox.close()
+
     def reconfigure(self) -> None:
         """The kernel file was read again: what starts from now on follows it."""
         if self._docker is not None:
@@ -98,6 +118,8 @@ class Backends:
         await self._native.close()
         if self._docker is not None:
             await self._docker.close()
+        if self._remote is not None:
+            await self._remote.close()
 
     def _with_docker(self) -> DockerSandbox:
         if self._docker is None:
@@ -109,6 +131,12 @@ def docker_of(data: Path, spec: DockerSpec) -> DockerSandbox:
     """The docker backend of a data directory. Loading it costs a while, so nobody pays who has no use for it."""
     package = import_module("ringfence.sandbox.docker")
     return package.DockerSandbox(data, _settings(spec))
+
+
+def remote_of(data: Path, spec: RemoteSpec) -> RemoteSandbox:
+    """The remote backend of a data directory."""
+    package = import_module("ringfence.sandbox.remote")
+    return package.RemoteSandbox(data, package.RemoteSettings(address=spec.address, certs=Path(spec.certs)))
 
 
 def _settings(spec: DockerSpec) -> DockerSettings:

@@ -10,7 +10,7 @@ from ringfence.policy import engines, sections, when
 from ringfence.policy import resources as declarations
 from ringfence.policy.conditions import Condition, Environment
 from ringfence.policy.coverage import never_matching
-from ringfence.policy.engines import DockerSpec
+from ringfence.policy.engines import DockerSpec, RemoteSpec
 from ringfence.policy.manifest_types import Budgets, Manifest, SandboxSpec
 from ringfence.policy.problems import ManifestError, Problem
 from ringfence.policy.reader import Fields, Numbers, Reader, header
@@ -35,8 +35,9 @@ KEYS: Final = {
     "spec": ("resources", "ceilings", "roles", "untaint", "sandbox"),
     "ceilings": ("deny", "ask", "when", "budgets"),
     "role": ("roles", "environment", "allow", "ask", "deny", "when"),
-    "sandbox": (*sections.KEYS["sandbox"], "docker"),
+    "sandbox": (*sections.KEYS["sandbox"], "docker", "remote"),
     "docker": engines.KEYS,
+    "remote": engines.REMOTE_KEYS,
     "budgets": sections.KEYS["budgets"],
     **when.KEYS,
     **declarations.KEYS,
@@ -93,6 +94,7 @@ class KernelFile:
     untaint: tuple[Rule, ...] = ()
     sandbox: SandboxSpec = field(default_factory=SandboxSpec)
     docker: DockerSpec = field(default_factory=DockerSpec)
+    remote: RemoteSpec = field(default_factory=RemoteSpec)
     later: tuple[Problem, ...] = ()
 
     def unsupported(self) -> list[Problem]:
@@ -132,6 +134,7 @@ def parse_kernel_file(text: str, source: str = "ringfence.yaml") -> KernelFile:
         else (),
         sandbox=_sandbox(reader, nodes["sandbox"]) if "sandbox" in nodes else SandboxSpec(),
         docker=engines.read_docker(reader, nodes["sandbox"]) if "sandbox" in nodes else DockerSpec(),
+        remote=engines.read_remote(reader, nodes["sandbox"]) if "sandbox" in nodes else RemoteSpec(),
         later=tuple(sorted(reader.later)),
     )
     reader.finish()

@@ -111,6 +111,17 @@ def _docker() -> Schema:
     )
 
 
+def _remote() -> Schema:
+    return _object(
+        engines.REMOTE_KEYS,
+        {
+            "address": {"type": "string", "pattern": f"^{engines.ADDRESS_PATTERN}$"},
+            "certs": {"type": "string", "pattern": f"^{engines.DIRECTORY_PATTERN}$"},
+        },
+        engines.REMOTE_KEYS,
+    )
+
+
 def _budgets() -> Schema:
     return _object(
         sections.KEYS["budgets"],
@@ -318,7 +329,7 @@ def kernel_schema() -> Schema:
             "ceilings": ceilings,
             "roles": {"type": "object", "additionalProperties": role},
             "untaint": _RULES,
-            "sandbox": _sandbox(kernel_file.KEYS["sandbox"], docker=_docker()),
+            "sandbox": _sandbox(kernel_file.KEYS["sandbox"], docker=_docker(), remote=_remote()),
         },
     )
     return _file("Kernel", kernel_file.KEYS[""], {"spec": spec}, ("spec",))

@@ -164,9 +164,6 @@ def read_sandbox(
     backend = (
         reader.choice(nodes["backend"], f"{what}.backend", BACKENDS, "native") if "backend" in nodes else None
     )
-    if backend == "remote":
-        fix = "write `backend: native` or `backend: docker`"
-        reader.unsupported(nodes["backend"], f"the sandbox backend `{backend}`", fix)
     workspace = base.workspace
     if "workspace" in nodes:
         workspace = reader.choice(nodes["workspace"], f"{what}.workspace", ("mediated", "direct"), workspace)

@@ -7,13 +7,14 @@ import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from ringfence.sandbox.remote import pumps, wire
-from ringfence.sandbox.remote.calls import Calls, ForgottenError, exit_of
+from ringfence.sandbox.remote.calls import Calls, ForgottenError, Values, exit_of
 from ringfence.sandbox.remote.channels import ChannelLostError
-from ringfence.sandbox.remote.link import Link, RemoteSettings, ask, connect
+from ringfence.sandbox.remote.link import PLACE, Link, RemoteSettings, ask, connect, settings_used
 from ringfence.sandbox.remote.program import RemoteProgram
 from ringfence.sandbox.remote.sending import Sender
 from ringfence.sandbox.remote.session import SessionLostError
@@ -23,6 +24,7 @@ from ringfence.sandbox.specs import (
     checked_environment,
     checked_inside,
     checked_limits,
+    checked_mount,
     checked_readonly,
     checked_uid,
     checked_words,
@@ -59,7 +61,7 @@ class RemoteSandbox:
 
     def __init__(self, data_dir: Path, settings: RemoteSettings) -> None:
         self._settings = settings
-        self._link = Link(settings, data_dir / "remote")
+        self._link = Link(settings, data_dir / PLACE)
         self._sender: tuple[Calls, Sender] | None = None
 
     @property
@@ -128,7 +130,7 @@ class RemoteSandbox:
         A host that can't be reached ends them by itself when their lease runs out, and before it serves this kernel.
         """
         try:
-            await self._link.calls()
+            await self._link.calls(patience_s=0)
         except SandboxError as error:
             log.warning("sandboxes of an earlier kernel could not be asked for: %s", error)
             return []
@@ -161,7 +163,7 @@ class RemoteSandbox:
         raise AssertionError  # pragma: no cover - the last attempt returns or raises
 
     async def _start(self, calls: Calls, sender: Sender, spec: ProgramSpec) -> RemoteProgram:
-        provided, binds = await self._shown(calls, sender, spec)
+        shown = await self._shown(calls, sender, spec)
         number = calls.number()
         make = calls.channels.make
         stdin, out, err = make(sends=True), make(receives=True), make(receives=True)
@@ -174,8 +176,10 @@ class RemoteSandbox:
                         argv=[os.fsencode(word) for word in spec.argv],
                         env={os.fsencode(name): os.fsencode(value) for name, value in spec.env.items()},
                         image=image,
-                        binds=binds,
-                        provided=provided,
+                        binds=shown.binds,
+                        mounts=shown.mounts,
+                        provided=shown.provided,
+                        require=list(spec.require),
                         limits=_limited(spec.limits),
                         stdin=stdin.number,
                         stdin_bytes=len(spec.stdin),
@@ -197,10 +201,11 @@ class RemoteSandbox:
             for channel, fd in ((out, spec.stdout_fd), (err, spec.stderr_fd))
         ]
         identity = {"host": self._link.host, "id": str(values.get("identity", ""))}
-        return RemoteProgram(calls, number, place, identity, output)
+        forms = values.get("forms")
+        return RemoteProgram(calls, number, place, identity, forms if isinstance(forms, dict) else {}, output)
 
     async def _command(self, calls: Calls, sender: Sender, spec: CommandSpec) -> CommandResult:
-        provided, binds = await self._shown(calls, sender, spec)
+        shown = await self._shown(calls, sender, spec)
         masks = [checked_inside(mask, "mask") for mask in spec.masks]
         hidden = frozenset(os.fsencode(mask.removeprefix("/workspace/")) for mask in masks)
         make = calls.channels.make
@@ -213,8 +218,10 @@ class RemoteSandbox:
                 argv=[os.fsencode(word) for word in spec.argv],
                 env={os.fsencode(name): os.fsencode(value) for name, value in spec.env.items()},
                 lower=lower,
-                binds=binds,
-                provided=provided,
+                binds=shown.binds,
+                mounts=shown.mounts,
+                provided=shown.provided,
+                require=list(spec.require),
                 cwd=os.fsencode(spec.cwd),
                 limits=_limited(spec.limits),
                 stdin=stdin.number,
@@ -237,25 +244,45 @@ class RemoteSandbox:
                     await asyncio.shield(asyncio.create_task(channel.reset()))
         return _result(spec, exit_of(values), values)
 
-    async def _shown(
-        self, calls: Calls, sender: Sender, spec: ProgramSpec | CommandSpec
-    ) -> tuple[list[bytes], dict[bytes, str]]:
-        """Directories that the host has itself, and trees by the path inside that they are seen at."""
-        provided: list[bytes] = []
+    async def _shown(self, calls: Calls, sender: Sender, spec: ProgramSpec | CommandSpec) -> _Shown:
+        found = _Shown()
         wanted: dict[str, Path] = {str(at): source for at, source in spec.binds.items()}
         for path in map(checked_readonly, spec.readonly):
             if any(path == top or path.startswith(f"{top}/") for top in (*_SYSTEM, *calls.provides)):
-                provided.append(os.fsencode(path))
+                found.provided.append(os.fsencode(path))
             else:
                 wanted[path] = Path(path)
-        return provided, {os.fsencode(at): await sender.shared(source) for at, source in wanted.items()}
+        for at, source in wanted.items():
+            found.binds[os.fsencode(at)] = await sender.shared(source)
+        for at, source in spec.mounts.items():
+            found.mounts[os.fsencode(checked_mount(at))] = await sender.shared(source)
+        return found
+
+
+def used(data_dir: Path) -> RemoteSandbox | None:
+    """The backend that earlier kernels of a data directory used; None: they never did.
+
+    Raises:
+        SandboxError: what is kept of it can't be read.
+    """
+    settings = settings_used(data_dir)
+    return None if settings is None else RemoteSandbox(data_dir, settings)
+
+
+@dataclass(slots=True)
+class _Shown:
+    """Directories that the host has itself, and trees by the path inside that they are seen at."""
+
+    provided: list[bytes] = field(default_factory=list[bytes])
+    binds: dict[bytes, str] = field(default_factory=dict[bytes, str])
+    mounts: dict[bytes, str] = field(default_factory=dict[bytes, str])
 
 
 async def _end(calls: Calls, number: int) -> None:
     await calls.order(wire.Act(program=number, what="kill"))
 
 
-def _result(spec: CommandSpec, ended: Exit, values: dict[str, str | int | list[str]]) -> CommandResult:
+def _result(spec: CommandSpec, ended: Exit, values: Values) -> CommandResult:
     sizes = [values.get(name) for name in ("stdout_bytes", "stderr_bytes")]
     stdout_bytes, stderr_bytes = (size if isinstance(size, int) else None for size in sizes)
     return CommandResult(

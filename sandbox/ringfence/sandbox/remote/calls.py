@@ -16,7 +16,7 @@ from ringfence.sandbox.remote.relays import CONNECTIONS_MAX, SOCKET_NAME
 from ringfence.sandbox.remote.session import Session, SessionLostError
 from ringfence.sandbox.types import Exit, ExitReason, SandboxError, SandboxLostError
 
-Values = dict[str, str | int | list[str]]
+Values = dict[str, str | int | list[str] | dict[str, str]]
 LOST = Exit(reason=ExitReason.KILLED, code=-9)
 """How a program is said to have ended of which nothing can be known any more; its host ends it."""
 

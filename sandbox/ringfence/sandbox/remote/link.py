@@ -24,6 +24,8 @@ CONNECT_S = 10.0
 """How long one attempt may take, and how long a start waits for a host that can't be reached."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 READER_LIMIT_BYTES = 256 << 10
+PLACE = "remote"
+"""Where in a data directory that is kept."""
 _BROKEN = OSError, asyncio.IncompleteReadError, wire.WireError, asyncio.TimeoutError
 
 
@@ -52,6 +54,22 @@ class RemoteSettings:
         return host, int(port)
 
 
+def settings_used(data: Path) -> RemoteSettings | None:
+    """Where the kernels of a data directory had their sandboxes run; None: never elsewhere.
+
+    Raises:
+        SandboxError: what is kept of it can't be read.
+    """
+    path = data / PLACE / "owner.json"
+    try:
+        known = json.loads(path.read_bytes())
+        return RemoteSettings(address=str(known["address"]), certs=Path(known["certs"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SandboxError(f"`{path}` can't be used: {error}; mend or remove it") from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
     """This kernel, among all that ran on its data directory."""
@@ -61,11 +79,12 @@ class Owner:
     nonce: str
 
     @classmethod
-    def begin(cls, directory: Path) -> Owner:
-        """Count this kernel. Durable before it returns.
+    def begin(cls, directory: Path, settings: RemoteSettings) -> Owner:
+        """Count this kernel, and remember which host it uses. Durable before it returns.
 
         Args:
             directory: of the data directory; it is made.
+            settings: of the host, for the sweep of a later kernel.
 
         Raises:
             SandboxError: what is kept there can't be read or written.
@@ -83,7 +102,8 @@ class Owner:
                 )
                 fresh = path.with_suffix(".new")
                 with fresh.open("w", encoding="ascii") as file:
-                    file.write(json.dumps({"name": owner.name, "epoch": owner.epoch}))
+                    host = {"address": settings.address, "certs": str(settings.certs)}
+                    file.write(json.dumps({"name": owner.name, "epoch": owner.epoch, **host}))
                     file.flush()
                     os.fsync(file.fileno())
                 fresh.rename(path)
@@ -99,6 +119,10 @@ async def connect(settings: RemoteSettings) -> tuple[asyncio.StreamReader, async
         SandboxError: a certificate is at fault, which trying again won't mend.
         SandboxLostError: the host can't be reached.
     """
+    if not settings.address:
+        raise SandboxError(
+            'no sandbox host is named; write `sandbox: {remote: {address: "HOST:PORT", certs: DIR}}` in the kernel file'
+        )
     host, port = settings.place()
     peer = f"the sandbox host `{settings.address}`"
     try:
@@ -168,8 +192,11 @@ class Link:
         self._keeper: asyncio.Task[None] | None = None
         self._making = asyncio.Lock()
 
-    async def calls(self) -> Calls:
+    async def calls(self, patience_s: float = CONNECT_S) -> Calls:
         """The session, a new one where there is none.
+
+        Args:
+            patience_s: how long to try again where the host can't be reached.
 
         Raises:
             SandboxError: a certificate is at fault, or the host refuses this kernel.
@@ -178,7 +205,7 @@ class Link:
         async with self._making:
             if self._calls is not None:
                 return self._calls
-            give_up = asyncio.get_running_loop().time() + CONNECT_S
+            give_up = asyncio.get_running_loop().time() + patience_s
             pause = FIRST_PAUSE_S
             while True:
                 try:
@@ -204,7 +231,7 @@ class Link:
 
     async def _begin(self) -> Calls:
         if self._owner is None:
-            self._owner = await asyncio.to_thread(Owner.begin, self._directory)
+            self._owner = await asyncio.to_thread(Owner.begin, self._directory, self.settings)
         calls = Calls(self._lost)
         reader, writer, welcome = await self._greet(self._owner, calls)
         calls.name, calls.provides = welcome.session, tuple(welcome.provides)

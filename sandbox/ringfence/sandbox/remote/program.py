@@ -21,6 +21,7 @@ class RemoteProgram:
         number: of the order that started it.
         place: what the session knows of it.
         identity: for people.
+        forms: of its walls, as the host found them.
         pumps: carry its output.
     """
 
@@ -30,18 +31,25 @@ class RemoteProgram:
         number: int,
         place: Place,
         identity: Mapping[str, str | int],
+        forms: Mapping[str, str],
         pumps: Sequence[asyncio.Task[None]],
     ) -> None:
         self._calls = calls
         self._number = number
         self._place = place
         self._identity = identity
+        self._forms = forms
         self._pumps = pumps
 
     @property
     def identity(self) -> Mapping[str, str | int]:
         """`{"host": …, "id": …}`: the name of the host's certificate, and what its log calls the program."""
         return self._identity
+
+    @property
+    def forms(self) -> Mapping[str, str]:
+        """In which form each wall that has several stands around this program."""
+        return self._forms
 
     async def wait(self) -> Exit:
         """Wait for the end of the whole tree, and for its output as long as someone takes it.

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 ORDERS_MAX = 2048
 STDIN_BYTES_MAX = 64 << 20
-Values = Mapping[str, str | int | list[str]]
+Values = Mapping[str, str | int | list[str] | dict[str, str]]
 
 
 class ForgottenError(SandboxLostError):
@@ -247,7 +247,7 @@ class Stay:
         return seen
 
     async def _start(self, call: int, body: wire.StartProgram, stdin: Channel, out: list[Channel]) -> Values:
-        seen = self._trees(body.agent, [body.image, *body.binds.values()])
+        seen = self._trees(body.agent, [body.image, *body.binds.values(), *body.mounts.values()])
         for tree in seen:
             tree.users += 1
         relay = Relay(self.session, self.channels, call, self.lodging.sockets(call))
@@ -267,10 +267,9 @@ class Stay:
                     image=seen[0].path,
                     socket_dir=relay.directory,
                     readonly=[Path(os.fsdecode(path)) for path in body.provided],
-                    binds={
-                        Path(os.fsdecode(at)): tree.path
-                        for at, tree in zip(body.binds, seen[1:], strict=True)
-                    },
+                    binds=_at(body.binds, seen[1:]),
+                    mounts=_at(body.mounts, seen[1 + len(body.binds) :]),
+                    require=body.require,
                     uid=seen[0].uid,
                     limits=_limits(body.limits),
                     stdin=await _stdin(stdin, body.stdin_bytes),
@@ -289,7 +288,7 @@ class Stay:
         guest = _Guest(agent=body.agent, program=program, relay=relay, seen=seen, pumps=tasks)
         self._guests[call] = guest
         guest.watcher = asyncio.create_task(self._watch(call, guest))
-        return {"identity": f"{self.name[:8]}-{call}"}
+        return {"identity": f"{self.name[:8]}-{call}", "forms": dict(program.forms)}
 
     async def _watch(self, call: int, guest: _Guest) -> None:
         ended = await guest.program.wait()
@@ -304,7 +303,7 @@ class Stay:
         await asyncio.gather(*guest.pumps, return_exceptions=True)
 
     async def _command(self, call: int, body: wire.RunCommand, stdin: Channel, left: Channel) -> Values:
-        seen = self._trees(body.agent, [body.lower, *body.binds.values()])
+        seen = self._trees(body.agent, [body.lower, *body.binds.values(), *body.mounts.values()])
         for tree in seen:
             tree.users += 1
         scratch = self.lodging.scratch(call)
@@ -320,10 +319,9 @@ class Stay:
                     cwd=os.fsdecode(body.cwd),
                     masks=seen[0].masks("/workspace"),
                     readonly=[Path(os.fsdecode(path)) for path in body.provided],
-                    binds={
-                        Path(os.fsdecode(at)): tree.path
-                        for at, tree in zip(body.binds, seen[1:], strict=True)
-                    },
+                    binds=_at(body.binds, seen[1:]),
+                    mounts=_at(body.mounts, seen[1 + len(body.binds) :]),
+                    require=body.require,
                     uid=seen[0].uid,
                     limits=_limits(body.limits),
                     stdin=await _stdin(stdin, body.stdin_bytes),
@@ -355,6 +353,11 @@ class Stay:
     async def _bye(self) -> Values:
         await self._end_guests()
         return {}
+
+
+def _at(places: Iterable[bytes], found: Sequence[Mirror]) -> dict[Path, Path]:
+    """Where trees are seen; `found` may hold more behind them."""
+    return {Path(os.fsdecode(at)): tree.path for at, tree in zip(places, found, strict=False)}
 
 
 async def _stdin(channel: Channel, size: int) -> bytes:

@@ -116,6 +116,8 @@ class StartProgram(_Message, frozen=True, kw_only=True):
         stdout: channel of its standard output, written by the host.
         image: tree seen as `/program`.
         binds: trees seen read-only, by path inside.
+        mounts: the same, of what a manifest asks for.
+        require: walls that have to stand.
         provided: directories of the host itself, at the same path.
     """
 
@@ -124,7 +126,9 @@ class StartProgram(_Message, frozen=True, kw_only=True):
     env: dict[bytes, bytes]
     image: str
     binds: dict[bytes, str]
+    mounts: dict[bytes, str]
     provided: list[bytes]
+    require: list[str]
     limits: Limited
     stdin: int
     stdin_bytes: int
@@ -144,7 +148,9 @@ class RunCommand(_Message, frozen=True, kw_only=True):
     env: dict[bytes, bytes]
     lower: str
     binds: dict[bytes, str]
+    mounts: dict[bytes, str]
     provided: list[bytes]
+    require: list[str]
     cwd: bytes
     limits: Limited
     stdin: int
@@ -207,7 +213,7 @@ class Answer(_Message, frozen=True, kw_only=True):
     """
 
     call: int
-    values: dict[str, str | int | list[str]] = {}
+    values: dict[str, str | int | list[str] | dict[str, str]] = {}
     error: str = ""
     lost: bool = False
 

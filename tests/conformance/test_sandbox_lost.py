@@ -147,9 +147,13 @@ async def test_starts_in_flight_are_lost_with_their_zygote(native: NativeSandbox
     starts = [asyncio.create_task(native.start(spec_of(place))) for _ in range(3)]
     await asyncio.wait(starts, timeout=0.2)
     os.kill(zygote, signal.SIGKILL)
-    for start in starts:
+    ends = await asyncio.gather(*starts, return_exceptions=True)
+    # One of them may have had the spare first process.
+    lost = [end for end in ends if isinstance(end, BaseException)]
+    assert len(lost) >= 2
+    for each in lost:
         with pytest.raises(SandboxLostError, match="start it again"):
-            await start
+            raise each
     assert await runs(native, place)
 
 

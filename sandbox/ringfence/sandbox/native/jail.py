@@ -90,17 +90,23 @@ def build(job: Job) -> None:
     Raises:
         Refused: a wall can't be raised.
     """
-    spaces = (
-        linux.CLONE_NEWNS
-        | linux.CLONE_NEWIPC
-        | linux.CLONE_NEWUTS
-        | linux.CLONE_NEWNET
-        | linux.CLONE_NEWCGROUP
-    )
+    prepare(job["root"])
+    enter(job)
+
+
+def prepare(root: str) -> None:
+    """The part that is the same for every sandbox. Nothing that belongs to one may run yet.
+
+    Args:
+        root: as in `Job`.
+
+    Raises:
+        Refused: a wall can't be raised.
+    """
+    spaces = linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWNET
     with wall("namespaces", USERNS_FIX):
         linux.unshare(spaces)
         socket.sethostname("sandbox")
-    root = job["root"]
     os.umask(0o022)
     with wall("private root", USERNS_FIX):
         linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
@@ -110,13 +116,27 @@ def build(job: Job) -> None:
     with wall("read-only system", _KERNEL_FIX):
         _system(root)
         _devices(root)
-        _etc(root, job)
+        _etc(root)
+    with wall("own /proc", _PROC_FIX):
+        _proc(root)
+
+
+def enter(job: Job) -> None:
+    """Complete what `prepare` began, and leave the old root.
+
+    Raises:
+        Refused: a wall can't be raised.
+    """
+    with wall("namespaces", USERNS_FIX):
+        # Only now: its root is the control group that this process is in, which is the sandbox's own.
+        linux.unshare(linux.CLONE_NEWCGROUP)
+    root = job["root"]
+    with wall("read-only system", _KERNEL_FIX):
+        _user(root, job)
     with wall("bounded tmp", USERNS_FIX):
         size = min(job["disk_bytes"], max(_TMP_LEAST_BYTES, job["memory_bytes"] // 2))
         options = f"size={size},nr_inodes={_TMP_INODES},mode=1777"
         linux.mount("tmpfs", f"{root}/tmp", "tmpfs", _PLAIN, options)  # noqa: S108 - the sandbox's own
-    with wall("own /proc", _PROC_FIX):
-        _proc(root)
     for path in sorted(job["readonly"]):
         _readonly(root, path, job["sources"].get(path, path))
     for target in sorted(job["mounts"]):
@@ -151,17 +171,25 @@ def _devices(root: str) -> None:
         os.symlink(target, f"{root}/dev/{name}")
 
 
-def _etc(root: str, job: Job) -> None:
+def _user(root: str, job: Job) -> None:
     uid = INSIDE_UID if job["uid"] is None else job["uid"]
-    texts = {
-        "passwd": f"agent:x:{uid}:{uid}::/tmp:/bin/sh\n",
-        "group": f"agent:x:{uid}:\n",
-        "hosts": "127.0.0.1 localhost sandbox\n",
-        "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-    }
+    _texts(root, {"passwd": f"agent:x:{uid}:{uid}::/tmp:/bin/sh\n", "group": f"agent:x:{uid}:\n"})
+
+
+def _texts(root: str, texts: dict[str, str]) -> None:
     for name, text in texts.items():
         with open(f"{root}/etc/{name}", "w", encoding="utf-8") as file:
             file.write(text)
+
+
+def _etc(root: str) -> None:
+    _texts(
+        root,
+        {
+            "hosts": "127.0.0.1 localhost sandbox\n",
+            "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+        },
+    )
     for name in _ETC:
         source = os.path.realpath(f"/etc/{name}")
         if not os.path.exists(source):

@@ -26,6 +26,7 @@ class Order(TypedDict):
     name: str
     agent: str
     records: str
+    root: str
     lower: str
     scratch: str
     uid: int | None
@@ -82,6 +83,18 @@ class Job(TypedDict):
     cpu: float
     disk_bytes: int
     timeout_s: float
+
+
+class First(TypedDict):
+    """What a zygote has to know of a sandbox: nothing that belongs to one alone.
+
+    Attributes:
+        root: as in `Job`.
+        user: whether it is to have a user namespace.
+    """
+
+    root: str
+    user: bool
 
 
 class Refused(Exception):

@@ -75,16 +75,16 @@ def require_tables() -> None:
         )
 
 
-def leave_namespaces(uid: int | None) -> None:
+def leave_namespaces(*, user: bool) -> None:
     """New namespaces for the child to come; this process itself stays among the host's processes and files.
 
     Args:
-        uid: as in `Job`; None asks for a user namespace.
+        user: whether with a user namespace.
 
     Raises:
         Refused: the host refuses.
     """
-    if uid is not None:
+    if not user:
         with wall("pid namespace", "run the kernel with all of root's capabilities, or as an ordinary user"):
             linux.unshare(linux.CLONE_NEWPID)
         return

@@ -181,7 +181,7 @@ def _attempt(name: str, action: Callable[[], None], detail: str, fix: str) -> Fo
 
 def _enter(uid: int | None) -> None:
     """Make the outer namespaces and go on as first process of the new pid namespace."""
-    launcher.leave_namespaces(uid)
+    launcher.leave_namespaces(user=uid is None)
     read, write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:

@@ -16,7 +16,7 @@ import os
 import select
 import signal
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ringfence.sandbox.native import confine, jail, linux
 from ringfence.sandbox.native.job import PACKET_BYTES, Become, Job, Refused
@@ -24,6 +24,7 @@ from ringfence.sandbox.native.job import PACKET_BYTES, Become, Job, Refused
 if TYPE_CHECKING:
     from ringfence.sandbox.native.warm import Interpreter
 
+_LENT = 4
 STOP, CONTINUE = b"stop", b"continue"
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 _PROGRAM_FIX = (
@@ -32,24 +33,27 @@ _PROGRAM_FIX = (
 _COMMAND_FIX = "name a program on the sandbox's PATH, or a file by a path with a slash"
 
 
-def main(
-    job: Job, link: socket.socket, stdio: tuple[int, int, int], interpreter: Interpreter | None = None
-) -> None:
-    """Run the sandbox; never returns.
+def main(root: str, link: socket.socket, interpreter: Interpreter | None = None) -> None:
+    """Prepare a sandbox, wait for its job and run it; never returns.
 
     Args:
-        job: what to run.
-        link: to the warden. Its first packet names the controllers whose limits a control group holds.
-        stdio: descriptors of the program's standard streams.
+        root: as in `Job`.
+        link: to the warden. One packet comes: the controllers whose limits a control group holds, and as descriptors the
+            job and the program's standard streams.
         interpreter: this one, where it can become a program.
 
     Raises:
         Become: in the process that is to become the program.
     """
     try:
-        go = link.recv(PACKET_BYTES)
+        os.setsid()
+        jail.prepare(root)
+        go, descriptors, _, _ = socket.recv_fds(link, PACKET_BYTES, _LENT, socket.MSG_CMSG_CLOEXEC)
         if not go:
             os._exit(1)
+        job = read_job(descriptors[0])
+        jail.enter(job)
+        stdio = (descriptors[1], descriptors[2], descriptors[3])
         _run(job, link, stdio, frozenset(json.loads(go)), interpreter)
     except Become:
         link.detach()  # it is closed, and its number may be another's soon
@@ -62,6 +66,18 @@ def main(
     os._exit(1)
 
 
+def read_job(descriptor: int) -> Job:
+    """The job in an anonymous file, which is closed."""
+    size = os.fstat(descriptor).st_size
+    parts: list[bytes] = []
+    done = 0
+    while done < size:
+        parts.append(os.pread(descriptor, size - done, done))
+        done += len(parts[-1])
+    os.close(descriptor)
+    return cast("Job", json.loads(b"".join(parts)))
+
+
 def _run(
     job: Job,
     link: socket.socket,
@@ -69,8 +85,6 @@ def _run(
     groups: frozenset[str],
     interpreter: Interpreter | None,
 ) -> None:
-    os.setsid()
-    jail.build(job)
     _lend_views(job, link)
     abi = confine.give_up_rights(job, memory_in_group="memory" in groups)
     # A change of user clears the death signal, so it comes after it. Whoever died before shows as a closed socket.

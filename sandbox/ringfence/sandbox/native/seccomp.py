@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import resource
 import socket
 import struct
@@ -107,6 +108,7 @@ def supported() -> bool:
     return linux.MACHINE in _MACHINES
 
 
+@functools.cache
 def program(*, memfd: bool = True, machine: str = linux.MACHINE) -> bytes:
     """The filter for `machine`.
 

@@ -1,7 +1,7 @@
 """Watches one sandbox from outside until nothing of it is left. Runs in a thread of the warden."""
 
 # The warden works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
-# ruff: noqa: PTH110, PTH123, PTH208
+# ruff: noqa: PTH123, PTH208
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from ringfence.sandbox.native import forms, identity, landlock, reaper, users
 from ringfence.sandbox.native.cgroups import Groups, label
+from ringfence.sandbox.native.firsts import FirstProcess, Kind, Lost
 from ringfence.sandbox.native.job import PACKET_BYTES, UPPER_NAME, Order, Refused, wall
 from ringfence.sandbox.native.meters import DiskMeter, MemoryMeter, Meter
 from ringfence.sandbox.native.output import Sink, command_sinks
@@ -27,13 +28,8 @@ _MAX_VIEWS = 8
 _STOP_INTERVAL_S = 0.1
 _STOPPED_TRIES = 5000
 _WAITING_TRIES = 200
-_ADOPTED_TRIES = 5000
 _PAUSE_S = 0.001
 _SIGKILL_EXIT = 137
-
-
-class Lost(Exception):
-    """The sandbox died before its program ran, without having been refused. It may be made again."""
 
 
 class Supervisor:
@@ -42,7 +38,7 @@ class Supervisor:
     Args:
         order: what to make.
         descriptors: the job and the program's standard streams, or without output for a command; taken over.
-        fork: has the first process forked.
+        take: gives a first process.
         emit: tells the kernel.
     """
 
@@ -50,19 +46,18 @@ class Supervisor:
         self,
         order: Order,
         descriptors: list[int],
-        fork: Callable[[bool, list[int]], None],
+        take: Callable[[Kind], FirstProcess],
         emit: Callable[[dict[str, Any]], None],
     ) -> None:
         self._order = order
         self._lent = descriptors
-        self._fork = fork
+        self._take = take
         self._tell = emit
         self._orders: collections.deque[str] = collections.deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._groups = Groups({})
         self._sinks: list[Sink] = []
-        self._link, self._far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._init = 0
+        self._first: FirstProcess | None = None
         self._pidfd = -1
         self._meters: list[tuple[str, Meter]] = []
         self._proc = -1
@@ -104,11 +99,9 @@ class Supervisor:
 
     def _let_go(self) -> None:
         # INVARIANT: the record is removed only after the last process is dead, whatever went wrong before.
-        self._link.close()
-        self._far_end.close()
-        if self._init:
+        if self._first is not None:
             self._end("killed")
-            _reap(self._init)
+            self._first.discard()
         for sink in self._sinks:
             sink.close()
         for descriptor in (self._pidfd, *self._views, *self._lent):
@@ -118,55 +111,44 @@ class Supervisor:
         identity.remove_record(self._order["records"], self._order["name"])
 
     def _make(self) -> None:
-        """Have the first process forked, and let it go once a later kernel could find it."""
+        """Have a first process, and give it its job once a later kernel could find it."""
         order = self._order
+        with wall(
+            "first process", "raise the limits of processes and memory around the kernel, or end other agents"
+        ):
+            self._first = self._take(Kind(order["warm"], order["root"], order["uid"] is None))
         self._sinks = command_sinks(order)
         self._groups = Groups.create(label(order["records"], order["name"]))
         self._groups.limit(order["memory_bytes"], order["pids"] + 1, order["cpu"])
         # INVARIANT: held against what this sandbox has, not against what a probe found: a group may fail to be made now.
         forms.demand(order["require"], self._forms(), user_namespaces=order["uid"] is None)
         self._lent += [sink.take_writer() for sink in self._sinks]
-        with self._far_end:
-            self._fork(order["warm"], [*self._lent, self._far_end.fileno()])
-        while self._lent:
-            os.close(self._lent.pop())
-        self._init = self._first_pid()
-        self._pidfd = os.pidfd_open(self._init)
+        self._first.settle()
+        pid = self._first.pid
+        self._pidfd = os.pidfd_open(pid)
         with wall("control groups", "let the kernel write to its own control groups, or to none"):
-            self._groups.attach(self._init)
+            self._groups.attach(pid)
         record: identity.Record = {
             "name": order["name"],
             "agent": order["agent"],
             "boot": identity.boot_id(),
             "launcher": identity.process(os.getpid()),
-            "init": identity.process(self._init),
+            "init": identity.process(pid),
             "groups": self._groups.directories(),
             "freezer": self._groups.where.get("freezer"),
         }
         with wall("identity record", "the data directory must be writable and have room"):
             # INVARIANT: no program runs before its record is on disk, so a later kernel finds everything.
             identity.write_record(order["records"], record)
-        self._await_adoption()
         self._deadline = time.monotonic() + order["timeout_s"]
         with contextlib.suppress(OSError):  # it has died; the watch sees that
-            self._link.send(json.dumps(sorted(self._groups.where)).encode())
+            socket.send_fds(self._link, [json.dumps(sorted(self._groups.where)).encode()], self._lent)
+        while self._lent:
+            os.close(self._lent.pop())
 
-    def _first_pid(self) -> int:
-        packet = self._link.recv(PACKET_BYTES)
-        if not packet:
-            raise Lost("the process that sandboxes are forked from died")
-        message = json.loads(packet)
-        if "refused" in message:
-            raise Refused(message["refused"])
-        return message["pid"]
-
-    def _await_adoption(self) -> None:
-        """Wait until what forked the first process is gone: only then this process is the parent, and its death is noticed."""
-        for _ in range(_ADOPTED_TRIES):
-            if identity.parent(self._init) == os.getpid():
-                return
-            time.sleep(_PAUSE_S)
-        raise Lost("its first process was not handed over")
+    @property
+    def _link(self) -> socket.socket:
+        return cast("FirstProcess", self._first).link
 
     def _watch(self) -> dict[str, Any]:
         poll = select.poll()
@@ -245,7 +227,7 @@ class Supervisor:
         elif "started" in message:
             self._emit(
                 "started",
-                pid=self._init,
+                pid=cast("FirstProcess", self._first).pid,
                 landlock=message["started"],
                 groups=sorted(self._groups.where),
                 forms=self._forms(),
@@ -330,8 +312,10 @@ class Supervisor:
         """The pid namespace is empty: take what is left in pipes, and say how it ended."""
         while self._link.fileno() >= 0 and _readable(self._link.fileno()) and self._on_packet():
             pass
-        raw = _reap(self._init)
-        self._init = 0
+        first = cast("FirstProcess", self._first)
+        raw = first.reap()
+        first.link.close()
+        self._first = None
         for sink in self._sinks:
             sink.finish()
         if self._refusal:
@@ -357,15 +341,3 @@ def _readable(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return any(event & select.POLLIN for _, event in poll.poll(0))
-
-
-def _reap(pid: int) -> int:
-    """Take the status of a first process that is dying, and is this process's child or soon will be."""
-    for _ in range(_ADOPTED_TRIES):
-        try:
-            return os.waitpid(pid, 0)[1]
-        except ChildProcessError:
-            if not os.path.exists(f"/proc/{pid}"):
-                break
-            time.sleep(_PAUSE_S)
-    return signal.SIGKILL

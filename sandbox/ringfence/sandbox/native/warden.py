@@ -17,83 +17,14 @@ import socket
 import threading
 from typing import Any, cast
 
-from ringfence.sandbox.native import launcher, linux, zygote
+from ringfence.sandbox.native import linux
+from ringfence.sandbox.native.firsts import Pool
 from ringfence.sandbox.native.job import PACKET_BYTES, Order
 from ringfence.sandbox.native.supervisor import KILL, Supervisor
 
 _LENT = 4
 """Most descriptors that come with a packet: a job and the program's standard streams."""
 _STACK_BYTES = 256 << 10
-_ZYGOTE_DESCRIPTOR = 3
-
-
-class Zygote:
-    """One zygote, started when it is needed and again when it has died."""
-
-    def __init__(self, argv: list[str], env: dict[str, str], *, greets: bool) -> None:
-        self._argv = argv
-        self._env = env
-        self._greets = greets
-        self._lock = threading.Lock()
-        self._link: socket.socket | None = None
-        self.refusal = ""
-
-    def fork(self, descriptors: list[int]) -> bool:
-        """Have the first process of a sandbox forked; what became of it comes over the last of the descriptors.
-
-        Returns:
-            False: this zygote can't be had, for the reason in `refusal`.
-
-        Raises:
-            OSError: no process can be started.
-        """
-        with self._lock:
-            if self._link is not None:
-                try:
-                    socket.send_fds(self._link, [b"fork"], descriptors)
-                except OSError:
-                    self._link.close()  # it died since the last one
-                    self._link = None
-                else:
-                    return True
-            if self.refusal or not self._start():
-                return False
-            socket.send_fds(cast("socket.socket", self._link), [b"fork"], descriptors)
-            return True
-
-    def _start(self) -> bool:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), _ZYGOTE_DESCRIPTOR)]
-            os.posix_spawn(self._argv[0], self._argv, self._env, file_actions=actions, setsid=True)
-        if self._greets:
-            greeting = ours.recv(PACKET_BYTES)
-            if greeting != zygote.READY:
-                self.refusal = greeting.decode(errors="replace") or "it can't import what agents need"
-                ours.close()
-                return False
-        self._link = ours
-        return True
-
-
-class Zygotes:
-    """Both kinds: `cold` executes every program, `warm` is a Python with what agents need."""
-
-    def __init__(self, warm_environment: dict[str, str] | None) -> None:
-        self._cold = Zygote(launcher.command("zygote", "main", str(_ZYGOTE_DESCRIPTOR)), {}, greets=False)
-        self._warm: Zygote | None = None
-        if warm_environment is not None:
-            environment = launcher.warm_environment(warm_environment)
-            self._warm = Zygote(launcher.warm_command(_ZYGOTE_DESCRIPTOR), environment, greets=True)
-
-    def fork(self, warm: bool, descriptors: list[int]) -> None:
-        """Have the first process of a sandbox forked, from the warm one where that is wanted and can be.
-
-        Raises:
-            OSError: no zygote can be started.
-        """
-        if not (warm and self._warm is not None and self._warm.fork(descriptors)):
-            self._cold.fork(descriptors)
 
 
 class Warden:
@@ -101,7 +32,7 @@ class Warden:
 
     def __init__(self, kernel: socket.socket, warm_environment: dict[str, str] | None) -> None:
         self._kernel = kernel
-        self._zygotes = Zygotes(warm_environment)
+        self._pool = Pool(warm_environment)
         self._lock = threading.Lock()
         self._watched: dict[str, tuple[Supervisor, threading.Thread]] = {}
 
@@ -127,9 +58,10 @@ class Warden:
             supervisor.order(KILL)
         for _, thread in left:
             thread.join()
+        self._pool.close()
 
     def _start(self, order: Order, descriptors: list[int]) -> None:
-        supervisor = Supervisor(order, descriptors, self._zygotes.fork, self._emit)
+        supervisor = Supervisor(order, descriptors, self._pool.take, self._emit)
         thread = threading.Thread(target=self._watch, args=(order["name"], supervisor), daemon=True)
         with self._lock:
             self._watched[order["name"]] = (supervisor, thread)

@@ -29,6 +29,9 @@ from ringfence.sandbox.native.job import Job
 
 _PRELOADED = (
     "grpc",
+    "grpc._channel",
+    "grpc._simple_stubs",
+    "grpc.experimental",
     "ringfence.agent.runtime",
     "ringfence.agent.aio",
     "ringfence.v1.syscalls_pb2",
@@ -82,6 +85,8 @@ class Interpreter:
             importlib.import_module(name)
         added = set(sys.modules) - before
         self._names = {name.partition(".")[0] for name in added} - set(sys.builtin_module_names)
+        self._own = [name for name in sys.modules if _ours(name)]
+        compile("", "<string>", "exec")  # the first one of a process makes the types of the syntax tree
         self._places = _places(self._path, {name for name in added if not _ours(name)})
 
     def become(self, job: Job, path: str) -> Program | None:
@@ -112,11 +117,11 @@ class Interpreter:
             "" if asked.kind == "code" else first,
             *(entry for entry in self._path if entry in self._absent or os.path.exists(entry)),
         ]
-        sys.path_importer_cache.clear()
+        # What is remembered of directories stays: whoever looks into one compares its time of change first.
         sys.argv = [{"code": "-c", "module": "-m"}.get(asked.kind, asked.target), *asked.arguments]
         sys.orig_argv = list(job["argv"])
         sys.executable = path if os.path.isabs(path) else os.path.abspath(path)
-        _forget_ourselves()
+        self._forget_ourselves()
         sys.modules["__main__"] = main
         _signals()
         _streams()
@@ -141,6 +146,13 @@ class Interpreter:
             )
         except OSError:
             return True
+
+    def _forget_ourselves(self) -> None:
+        for name in self._own:
+            sys.modules.pop(name, None)
+        package = sys.modules.get("ringfence")
+        if package is not None:
+            package.__dict__.pop("sandbox", None)
 
     def _environ(self, env: dict[str, str]) -> None:
         os.environ.clear()
@@ -198,14 +210,6 @@ def _program(asked: Invocation, main: types.ModuleType) -> Program | None:
         return None  # a fresh interpreter says it best
     main.__dict__.update(__loader__=loader)
     return Program(code, main.__dict__, _MODULE_FRAMES - 1)
-
-
-def _forget_ourselves() -> None:
-    for name in [name for name in sys.modules if _ours(name)]:
-        del sys.modules[name]
-    package = sys.modules.get("ringfence")
-    if package is not None:
-        package.__dict__.pop("sandbox", None)
 
 
 def _signals() -> None:

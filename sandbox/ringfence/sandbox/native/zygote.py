@@ -3,10 +3,11 @@
 A cold one has the standard library only and executes every program. A warm one has imported what agents need, and its
 children become Python programs themselves where that makes no difference.
 
-For each sandbox it gets five descriptors and a packet without content. It forks; the child alone reads the job, makes the
-namespaces, forks the first process of the sandbox, says its pid and goes, so that the warden becomes the parent.
+For each sandbox it gets one descriptor, a link to the warden. It forks; the child makes the namespaces, forks the first process
+of the sandbox, says its pid and goes, so that the warden becomes the parent. The first process prepares what all sandboxes
+have in common and waits for its job, which comes over the link. It may wait long: the warden keeps spare ones.
 
-INVARIANT: the zygote itself never reads a job, so that no sandbox can find what belongs to another in its memory.
+INVARIANT: no job ever comes to the zygote, so that no sandbox can find what belongs to another in its memory.
 """
 
 # A zygote works on strings and descriptors; pathlib would cost it as much as all its own code.
@@ -24,15 +25,13 @@ import socket
 import sys
 from typing import TYPE_CHECKING, cast
 
-from ringfence.sandbox.native import launcher, linux, reaper
-from ringfence.sandbox.native.job import PACKET_BYTES, Become, Job, Refused
+from ringfence.sandbox.native import launcher, linux, reaper, seccomp
+from ringfence.sandbox.native.job import PACKET_BYTES, Become, First, Refused
 
 if TYPE_CHECKING:
     from ringfence.sandbox.native.warm import Interpreter
 
 READY = b"ready"
-LENT = 5
-"""Descriptors of each order: the job, the program's standard streams, the link to the warden."""
 _FORK_FIX = "raise the limit of processes or memory around the kernel, or end other agents"
 
 
@@ -60,6 +59,9 @@ def main(descriptor: str, before: frozenset[str] | None = None) -> None:
     # Children of this process are the warden's to wait for, or of no interest.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if seccomp.supported():
+        for memfd in (False, True):
+            seccomp.program(memfd=memfd)  # once for all
     gc.collect()
     # Pages of objects that are never looked at by the collector stay shared with the children.
     gc.freeze()
@@ -72,25 +74,28 @@ def main(descriptor: str, before: frozenset[str] | None = None) -> None:
 
 def _serve(warden: socket.socket, interpreter: Interpreter | None) -> None:
     while True:
-        packet, descriptors, _, _ = socket.recv_fds(warden, PACKET_BYTES, LENT, socket.MSG_CMSG_CLOEXEC)
+        packet, descriptors, _, _ = socket.recv_fds(warden, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         if not packet:
             os._exit(0)
-        if len(descriptors) == LENT:
-            _fork(descriptors, interpreter)
-        for lent in descriptors:
-            os.close(lent)
+        if descriptors:
+            link = socket.socket(fileno=descriptors[0])
+            try:
+                _fork(cast("First", json.loads(packet)), link, interpreter)
+            except Become:
+                link.detach()
+                raise
+            link.close()
 
 
-def _fork(descriptors: list[int], interpreter: Interpreter | None) -> None:
+def _fork(first: First, link: socket.socket, interpreter: Interpreter | None) -> None:
     try:
         pid = os.fork()
     except OSError as error:
-        with socket.socket(fileno=os.dup(descriptors[-1])) as link:
-            _refuse(link, f"no process can be forked for a sandbox: {error.strerror}; {_FORK_FIX}")
+        _refuse(link, f"no process can be forked for a sandbox: {error.strerror}; {_FORK_FIX}")
         return
     if pid == 0:
         try:
-            _leave(descriptors, interpreter)
+            _leave(first, link, interpreter)
         except Become:
             raise
         except BaseException:  # noqa: BLE001 - the warden sees the link end
@@ -103,35 +108,21 @@ def _refuse(link: socket.socket, message: str) -> None:
         link.send(json.dumps({"refused": message}).encode())
 
 
-def _leave(descriptors: list[int], interpreter: Interpreter | None) -> None:
+def _leave(first: First, link: socket.socket, interpreter: Interpreter | None) -> None:
     """In a child of the zygote: fork the first process of a sandbox and go."""
-    linux.close_from(3, frozenset(descriptors))
+    linux.close_from(3, frozenset({link.fileno()}))
     # Ignored, the end of the first process would leave no status for the warden.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    content, stdin, stdout, stderr, link = descriptors
-    warden = socket.socket(fileno=link)
     try:
-        job = _read(content)
         launcher.require_tables()
-        launcher.leave_namespaces(job["uid"])
+        launcher.leave_namespaces(user=first["user"])
         pid = os.fork()
     except Refused as refusal:
-        _refuse(warden, str(refusal))
+        _refuse(link, str(refusal))
         return
     except OSError as error:
-        _refuse(warden, f"the sandbox's first process can't be forked: {error.strerror}; {_FORK_FIX}")
+        _refuse(link, f"the sandbox's first process can't be forked: {error.strerror}; {_FORK_FIX}")
         return
     if pid == 0:
-        reaper.main(job, warden, (stdin, stdout, stderr), interpreter)
-    warden.send(json.dumps({"pid": pid}).encode())
-
-
-def _read(descriptor: int) -> Job:
-    size = os.fstat(descriptor).st_size
-    parts: list[bytes] = []
-    done = 0
-    while done < size:
-        parts.append(os.pread(descriptor, size - done, done))
-        done += len(parts[-1])
-    os.close(descriptor)
-    return cast("Job", json.loads(b"".join(parts)))
+        reaper.main(first["root"], link, interpreter)
+    link.send(json.dumps({"pid": pid}).encode())

@@ -1,0 +1,254 @@
+"""First processes of sandboxes, as the warden has them: forked by a zygote on request, and a spare of each kind kept ready.
+
+A spare has done all that is the same for every sandbox, which is most of the work of a start, and waits for a job.
+"""
+
+# The warden works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
+# ruff: noqa: PTH110
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from typing import NamedTuple, cast
+
+from ringfence.sandbox.native import identity, launcher, zygote
+from ringfence.sandbox.native.job import PACKET_BYTES, First, Refused
+
+_ZYGOTE_DESCRIPTOR = 3
+_ADOPTED_TRIES = 5000
+_PAUSE_S = 0.001
+_QUIET_S = 0.05
+"""Spare ones are made when nothing was started for so long: they must not be in the way of what starts."""
+
+
+class Lost(Exception):
+    """The sandbox died before its program ran, without having been refused. It may be made again."""
+
+
+class Kind(NamedTuple):
+    """What tells spare first processes apart.
+
+    Attributes:
+        warm: forked from a warm interpreter.
+        root: as in `Job`.
+        user: in a user namespace.
+    """
+
+    warm: bool
+    root: str
+    user: bool
+
+
+class FirstProcess:
+    """One first process, asked for or there. Belongs to one thread at a time.
+
+    Attributes:
+        link: to it.
+        pid: as this process sees it; 0: not known yet, see `settle`.
+    """
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        self.pid = 0
+
+    def settle(self) -> None:
+        """Wait until it is there and a child of this process: only then its status can be taken, and our death ends it.
+
+        Raises:
+            Refused: it can't be had.
+            Lost: it died.
+        """
+        if self.pid:
+            return
+        packet = self.link.recv(PACKET_BYTES)
+        if not packet:
+            raise Lost("the process that sandboxes are forked from died")
+        message = json.loads(packet)
+        if "refused" in message:
+            raise Refused(message["refused"])
+        self.pid = message["pid"]
+        for _ in range(_ADOPTED_TRIES):
+            if identity.parent(self.pid) == os.getpid():
+                return
+            time.sleep(_PAUSE_S)
+        raise Lost("its first process was not handed over")
+
+    def waits(self) -> bool:
+        """Whether it still waits for a job, having said nothing."""
+        poll = select.poll()
+        poll.register(self.link, select.POLLIN)
+        return not poll.poll(0)
+
+    def discard(self) -> None:
+        """Let go of one that has no job, or end of one that has; returns when it is dead."""
+        with contextlib.suppress(Refused, Lost, OSError):
+            self.settle()
+        self.link.close()
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)  # ours, and not waited for: the pid is still its own
+            self.reap()
+
+    def reap(self) -> int:
+        """Take the status of one that is dead or dying."""
+        for _ in range(_ADOPTED_TRIES):
+            try:
+                status = os.waitpid(self.pid, 0)[1]
+            except ChildProcessError:
+                if not os.path.exists(f"/proc/{self.pid}"):
+                    break
+                time.sleep(_PAUSE_S)
+            else:
+                self.pid = 0
+                return status
+        self.pid = 0
+        return signal.SIGKILL
+
+
+class Zygote:
+    """One zygote, started when it is needed and again when it has died."""
+
+    def __init__(self, argv: list[str], env: dict[str, str], *, greets: bool) -> None:
+        self._argv = argv
+        self._env = env
+        self._greets = greets
+        self._lock = threading.Lock()
+        self._link: socket.socket | None = None
+        self._refused = 0
+
+    def fork(self, first: First) -> FirstProcess | None:
+        """Ask for a first process.
+
+        Returns:
+            None: this zygote can't be had.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, self._lock:
+            if self._send(first, theirs) or (self._start() and self._send(first, theirs)):
+                return FirstProcess(ours)
+        ours.close()
+        return None
+
+    def _send(self, first: First, link: socket.socket) -> bool:
+        if self._link is None:
+            return False
+        try:
+            socket.send_fds(self._link, [json.dumps(first).encode()], [link.fileno()])
+        except OSError:
+            self._link.close()  # it died since the last one
+            self._link = None
+            return False
+        return True
+
+    def _start(self) -> bool:
+        if self._refused > 1:
+            return False
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), _ZYGOTE_DESCRIPTOR)]
+            os.posix_spawn(self._argv[0], self._argv, self._env, file_actions=actions, setsid=True)
+        if self._greets and ours.recv(PACKET_BYTES) != zygote.READY:
+            # It can't import what agents need, or it was killed, which is worth one more attempt.
+            self._refused += 1
+            ours.close()
+            return False
+        self._link = ours
+        return True
+
+
+class Pool:
+    """Both zygotes, and a spare first process of each kind that was asked for.
+
+    Args:
+        warm_environment: the environment of warm interpreters; None: there are none.
+    """
+
+    def __init__(self, warm_environment: dict[str, str] | None) -> None:
+        self._cold = Zygote(launcher.command("zygote", "main", str(_ZYGOTE_DESCRIPTOR)), {}, greets=False)
+        self._warm: Zygote | None = None
+        if warm_environment is not None:
+            environment = launcher.warm_environment(warm_environment)
+            self._warm = Zygote(launcher.warm_command(_ZYGOTE_DESCRIPTOR), environment, greets=True)
+        self._lock = threading.Lock()
+        self._spares: dict[Kind, FirstProcess | None] = {}
+        self._asked = threading.Event()
+        self._closed = False
+        self._mounts = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        threading.Thread(target=self._refill, daemon=True).start()
+
+    def take(self, kind: Kind) -> FirstProcess:
+        """Give a first process, a spare one where there is one. It may have to `settle`.
+
+        Raises:
+            OSError: no zygote can be started.
+        """
+        with self._lock:
+            stale = self._stale()
+            spare = self._spares.get(kind)
+            self._spares[kind] = None
+        self._asked.set()
+        for each in stale:
+            each.discard()
+        if spare is not None:
+            if spare.waits():
+                return spare
+            spare.discard()
+        return self._fork(kind)
+
+    def close(self) -> None:
+        """End the spare ones."""
+        with self._lock:
+            self._closed = True
+            left = [spare for spare in self._spares.values() if spare is not None]
+            self._spares.clear()
+        for spare in left:
+            spare.discard()
+
+    def _fork(self, kind: Kind) -> FirstProcess:
+        first: First = {"root": kind.root, "user": kind.user}
+        if kind.warm and self._warm is not None and (found := self._warm.fork(first)) is not None:
+            return found
+        return cast("FirstProcess", self._cold.fork(first))
+
+    def _stale(self) -> list[FirstProcess]:
+        """Spares that were made before the host's mounts changed: they would show a job what was there before."""
+        poll = select.poll()
+        poll.register(self._mounts, select.POLLPRI)
+        if not poll.poll(0):
+            return []
+        stale = [spare for spare in self._spares.values() if spare is not None]
+        self._spares = dict.fromkeys(self._spares)
+        return stale
+
+    def _refill(self) -> None:
+        while True:
+            self._asked.wait()
+            while self._asked.is_set():
+                self._asked.clear()
+                time.sleep(_QUIET_S)
+            for kind in [kind for kind, spare in list(self._spares.items()) if spare is None]:
+                with contextlib.suppress(OSError, Refused, Lost):
+                    self._add(kind)
+
+    def _add(self, kind: Kind) -> None:
+        spare = self._fork(kind)
+        try:
+            spare.settle()
+        except BaseException:
+            spare.discard()
+            raise
+        with self._lock:
+            if not self._closed and self._spares.get(kind) is None:
+                self._spares[kind] = spare
+                return
+        spare.discard()

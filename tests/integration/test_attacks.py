@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ringfence.console.client import Client
 
 pytest.importorskip(
     "agentdojo", reason="bench/attacks/requirements.lock is not installed; `make test` does it"
@@ -15,7 +16,7 @@ pytest.importorskip(
 from support.scenes import short_directory
 
 from bench.attacks import world
-from bench.attacks.replay import Case, Driver, Run, spread
+from bench.attacks.replay import Case, Desk, Driver, Run, spread
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
@@ -78,6 +79,21 @@ def test_what_is_asked_and_approved_is_done(drivers: list[Driver]) -> None:
     assert [(run.useful, run.asked) for run in runs if not run.case.attack] == [(True, 1)]
     # And who approves everything approves attacks: a person is a wall only where they look.
     assert any(run.hit and run.attack_asked for run in runs)
+
+
+def test_the_attack_that_gets_through_is_undone_by_a_rollback(drivers: list[Driver]) -> None:
+    text = world.manifest("office-tidy")
+    case = Case(
+        suite="workspace", user="user_task_35", attack="injection_task_1", manifest=text, answer="deny"
+    )
+    after: list[Any] = []
+
+    def roll_back(run: Run, client: Client, desk: Desk) -> None:
+        done = client.call("Rollback", agent=run.agent, to="0")
+        after.extend([done["conflicts"], desk.control("score")["hit"]])
+
+    assert drivers[0].run(case, roll_back).hit
+    assert after == [[], False]
 
 
 def test_every_task_has_a_role_and_every_role_a_manifest() -> None:

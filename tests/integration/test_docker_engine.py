@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from ringfence.sandbox.docker import DockerSandbox, DockerSettings
 from ringfence.sandbox.docker.program import DockerProgram
+from ringfence.sandbox.docker.scrub import scrub
 from ringfence.sandbox.types import (
     CommandSpec,
     Exit,
@@ -351,3 +352,16 @@ async def test_a_gigabyte_of_output_takes_no_memory(bench: Bench) -> None:
 
     assert await asyncio.to_thread(drain) == 1 << 30
     assert await program.wait() == Exit(reason=ExitReason.EXIT, code=0)
+
+
+async def test_what_only_root_may_remove_is_removed_in_a_container(bench: Bench) -> None:
+    work = bench.place / "work"
+    for name in ("work/#1", "incompat/volatile"):
+        (work / name).mkdir(parents=True)
+    (work / "work" / "#2").write_text("x")
+    for name in ("work", "incompat"):
+        (work / name).chmod(0)
+    await bench.box._prepare()
+    await scrub(engine(), base_image(), bench.box._places.labels("a", "command"), work)
+    assert list(work.iterdir()) == []
+    await bench.nothing_left()

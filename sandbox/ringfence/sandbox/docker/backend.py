@@ -19,8 +19,9 @@ from ringfence.sandbox.docker.engine import PATIENCE_S, Engine, usual_host
 from ringfence.sandbox.docker.launch import Launcher, Plan, undisturbed
 from ringfence.sandbox.docker.places import LABEL_AGENT, LABEL_DATA, LABEL_KERNEL, Places
 from ringfence.sandbox.docker.program import SHORT_ID, DockerProgram, remove, remove_container
+from ringfence.sandbox.docker.scrub import scrub
 from ringfence.sandbox.docker.watch import Watch
-from ringfence.sandbox.native.job import STDERR_NAME, STDOUT_NAME
+from ringfence.sandbox.native.job import STDERR_NAME, STDOUT_NAME, WORK_NAME
 from ringfence.sandbox.specs import (
     checked_directory,
     checked_environment,
@@ -156,7 +157,7 @@ class DockerSandbox:
                 await asyncio.shield(asyncio.create_task(program.kill()))
                 raise
         finally:
-            await asyncio.shield(asyncio.create_task(_after_command(watch, scratch)))
+            await asyncio.shield(asyncio.create_task(self._after_command(watch, scratch, plan)))
         stdout_bytes, stderr_bytes = watch.totals
         return CommandResult(
             exit=ended,
@@ -281,15 +282,19 @@ class DockerSandbox:
             await self.sweep()
         return held
 
+    async def _after_command(self, watch: Watch, scratch: Path, plan: Plan) -> None:
+        await asyncio.to_thread(watch.finish)
+        if not await asyncio.to_thread(layers.tidy, scratch):
+            try:
+                await scrub(self._engine, plan.box.image, plan.box.labels, scratch / WORK_NAME)
+            except SandboxError as error:
+                log.warning("`%s` can't be emptied: %s", scratch / WORK_NAME, error)
+            await asyncio.to_thread(layers.tidy, scratch)
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-async def _after_command(watch: Watch, scratch: Path) -> None:
-    await asyncio.to_thread(watch.finish)
-    await asyncio.to_thread(layers.tidy, scratch)
 
 
 def _fresh() -> str:

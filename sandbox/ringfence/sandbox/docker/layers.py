@@ -108,10 +108,13 @@ def _require_speakable(path: Path, fix: str) -> None:
 
 def tidy(scratch: Path) -> bool:
     """Remove what only the mount needed; whether that could be done."""
-    for name in (WORK_NAME, HIDDEN_NAME):
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(scratch / name, ignore_errors=True)
-    return not (scratch / WORK_NAME).exists()
+    work = scratch / WORK_NAME
+    with contextlib.suppress(OSError):
+        # Root's, and closed to everybody; but empty, so whoever has the directory above may remove it.
+        (work / "work").rmdir()
+    for place in (work, scratch / HIDDEN_NAME):
+        shutil.rmtree(place, ignore_errors=True)
+    return not work.exists()
 
 
 def closed_bytes(top: str) -> int:

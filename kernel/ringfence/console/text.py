@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from rich.cells import cell_len
+from ringfence.policy.lookalikes import unmasked
 
 _SGR = re.compile(r"\x1b\[[0-9;:]*m")
 _JSON_UNSAFE = re.compile(
@@ -22,12 +23,13 @@ _UNIT_MAX = 0xFFFF
 def safe(text: object) -> str:
     r"""Make a text one line that can't move the cursor, hide or reorder anything.
 
-    Letters of every script stay. What has no visible form becomes an escape such as `\x1b`, `\n` or `\u202e`.
+    Words of every script stay. What has no visible form becomes an escape such as `\x1b`, `\n` or `\u202e`, and so does a letter
+    that can be taken for another, such as a Cyrillic one in a Latin word.
     """
     line = str(text)
     if line.isascii() and line.isprintable():
         return line
-    return "".join(char if char.isprintable() else _escape(char) for char in line)
+    return "".join(char if char.isprintable() else _escape(char) for char in unmasked(line))
 
 
 def safe_block(text: str) -> str:

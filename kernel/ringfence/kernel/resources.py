@@ -152,6 +152,7 @@ def _llm(declared: ResourceDecl, secrets: Secrets) -> LlmResource:
         external=declared.effect == "external",
         untrusted=declared.untrusted,
         timeout_s=declared.timeout_s,
+        addresses=declared.addresses,
         secrets=tuple(hidden),
         unavailable=unavailable,
     )
@@ -181,6 +182,7 @@ def _http(declared: ResourceDecl, secrets: Secrets) -> HttpResource:
         ),
         idempotency_header=declared.idempotency_header or None,
         timeout_s=declared.timeout_s,
+        addresses=declared.addresses,
         untrusted=declared.untrusted,
         secrets=tuple(hidden),
         unavailable=unavailable,

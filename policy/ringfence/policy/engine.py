@@ -20,6 +20,7 @@ from ringfence.policy.actions import OWN_ACTIONS, applies, kind_of
 from ringfence.policy.conditions import Condition, conditions_on, narrow
 from ringfence.policy.facts import NOTHING_KNOWN, Facts
 from ringfence.policy.heads import Heads
+from ringfence.policy.lookalikes import unmasked
 from ringfence.policy.matcher import CommandPattern, CommandSubject, Pattern, Subject, subject
 from ringfence.policy.problems import PatternError
 from ringfence.policy.rules import Rule, rule_for
@@ -347,5 +348,6 @@ def _length(resource: Resource) -> int:
 def _shown(resource: Resource) -> str:
     """A resource for people: one line, bounded, nothing invisible."""
     text = resource if isinstance(resource, str) else shlex.join(resource)
-    text = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text[: _SHOWN + 1])
+    text = unmasked(text[: _SHOWN + 1])
+    text = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

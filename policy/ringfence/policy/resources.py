@@ -10,6 +10,7 @@ from typing import Final
 from ringfence.policy import sections
 from ringfence.policy.canonical import canonical_url
 from ringfence.policy.matcher import compile_pattern
+from ringfence.policy.networks import read_networks
 from ringfence.policy.problems import PatternError
 from ringfence.policy.reader import Reader
 from ringfence.policy.strict_yaml import Items, Node, Scalar, Table
@@ -20,11 +21,11 @@ KEYS: Final = {
     "postgres": ("type", "dsn", "embedded", "environment", "untrusted"),
     "http": (
         *("type", "base", "auth", "effects", "idempotency_header", "environment", "untrusted", "timeout"),
-        *("vouches", "undo"),
+        *("vouches", "undo", "addresses"),
     ),
     "llm": (
         *("type", "base", "protocol", "models", "price", "max_output", "limit_key", "effect"),
-        *("auth", "environment", "untrusted", "timeout"),
+        *("auth", "environment", "untrusted", "timeout", "addresses"),
     ),
     "auth": ("bearer", "basic", "header"),
     "basic": ("username", "password"),
@@ -93,6 +94,7 @@ class ResourceDecl:
         type: `postgres`, `http` or `llm`.
         environment: a word such as `staging`, for people and conditions.
         untrusted: whether what it answers taints an agent.
+        addresses: http and llm: networks that its host may lead to besides public ones.
         dsn: postgres: connection string, or the secret that holds it.
         embedded: postgres: a database of this name in the kernel's own embedded server, instead of a `dsn`.
         base: http and llm: canonical URL without trailing slash.
@@ -115,6 +117,7 @@ class ResourceDecl:
     type: str
     environment: str = ""
     untrusted: bool = False
+    addresses: tuple[str, ...] = ()
     dsn: str | SecretRef = ""
     embedded: bool = False
     base: str = ""
@@ -178,6 +181,7 @@ def read_resource(reader: Reader, key: Scalar, node: Node) -> ResourceDecl | Non
     if kind == "postgres":
         return _postgres(reader, base, node, nodes)
     base = replace(base, base=_base(reader, base, node, nodes), auth=_auth(reader, base, nodes.get("auth")))
+    base = replace(base, addresses=read_networks(reader, nodes.get("addresses"), f"{base.name}.addresses"))
     return _http(reader, base, nodes) if kind == "http" else _llm(reader, base, nodes)
 
 

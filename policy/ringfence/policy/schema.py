@@ -271,6 +271,7 @@ def kernel_schema() -> Schema:
         "base": {"type": "string", "pattern": "^https?://"},
         "auth": _auth(),
         "timeout": _DURATION,
+        "addresses": {"type": "array", "items": _TEXT, "minItems": 1},
     }
     number: Schema = {"type": "number", "minimum": 0}
     field: Schema = {"type": "string", "pattern": "^/"}

@@ -39,6 +39,7 @@ class HttpResource:
         untrusted: whether what it answers taints an agent.
         vouches: `(method, path pattern) -> JSON pointers` of fields of its answers that are its own word; first match counts.
         undo: how destructive calls are undone; first match counts. One that has none is refused.
+        addresses: networks that the host may lead to besides public ones.
         secrets: values that must not appear in a recorded response.
         unavailable: why no call may use it, and what the operator does about it; empty: it can be used.
     """
@@ -52,6 +53,7 @@ class HttpResource:
     vouches: Sequence[tuple[str, str, tuple[str, ...]]] = ()
     undo: Sequence[HttpUndo] = ()
     timeout_s: float = 30.0
+    addresses: Sequence[str] = ()
     secrets: Sequence[str] = ()
     unavailable: str = ""
 
@@ -71,6 +73,7 @@ class LlmResource:
         external: whether a call counts as leaving the system.
         untrusted: whether what it answers taints an agent.
         timeout_s: longest wait for an answer, or for the next part of a streamed one.
+        addresses: networks that the host may lead to besides public ones.
         secrets: values that must not appear in a recorded response.
         unavailable: why no call may use it, and what the operator does about it; empty: it can be used.
     """
@@ -86,6 +89,7 @@ class LlmResource:
     external: bool = False
     untrusted: bool = False
     timeout_s: float = 30.0
+    addresses: Sequence[str] = ()
     secrets: Sequence[str] = ()
     unavailable: str = ""
 

@@ -22,11 +22,12 @@ from ringfence.syscalls.base import Call, Effect
 from ringfence.syscalls.cooldown import ATTEMPTS_MAX, cooldown_of, wait_of
 from ringfence.syscalls.declared import HttpResource
 from ringfence.syscalls.errors import CallFailed, InvalidRequest, OutcomeUnknown, SnapshotFailed
+from ringfence.syscalls.http_reach import deliver, reachable
 from ringfence.syscalls.refusals import outcome_unknown
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ringfence.syscalls.http_common import Target
 
@@ -65,10 +66,12 @@ class Sent:
 
 @dataclass(slots=True)
 class _Clients:
-    """The clients of one event loop, by whether they keep connections open."""
+    """The clients of one event loop, by host and by whether they keep connections open."""
 
     loop: asyncio.AbstractEventLoop
-    by_keeping: dict[bool, httpx.AsyncClient] = field(default_factory=dict[bool, httpx.AsyncClient])
+    by_host: dict[tuple[str, bool], httpx.AsyncClient] = field(
+        default_factory=dict[tuple[str, bool], httpx.AsyncClient]
+    )
 
 
 _current: list[_Clients] = []
@@ -77,7 +80,7 @@ _current: list[_Clients] = []
 async def close_clients() -> None:
     """Close every connection of this process; the kernel calls it last. Later calls open new ones."""
     while _current:
-        for client in _current.pop().by_keeping.values():
+        for client in _current.pop().by_host.values():
             await client.aclose()
 
 
@@ -132,11 +135,14 @@ async def _send_once(call: Call, body: bytes) -> Answer:
     request = _request(call, target, body, sent)
     timeout_s = min(resource.timeout_s, call.deadline_s)
     # A kept connection may be closed by the target just as it is used, which would leave the outcome unknown.
-    client = client_of(keep=call.plan.idempotent)
-    await call.check_live()
+    client = client_of(request.url.host, keep=call.plan.idempotent)
     try:
+        # Resolved before the last look at the rights: from there on nothing waits but for the connection.
         async with asyncio.timeout(timeout_s):
-            return await _exchange(call, client, request, resource)
+            addresses = await reachable(request.url, resource.name, resource.addresses)
+        await call.check_live()
+        async with asyncio.timeout(timeout_s):
+            return await _exchange(call, client, request, addresses)
     except TimeoutError:
         raise _failure(call, target, sent, f"did not answer within {timeout_s:g} s") from None
     except httpx.TransportError as error:
@@ -169,9 +175,10 @@ def _request(call: Call, target: Target, body: bytes, sent: Sent) -> httpx.Reque
 
 
 async def _exchange(
-    call: Call, client: httpx.AsyncClient, request: httpx.Request, resource: HttpResource
+    call: Call, client: httpx.AsyncClient, request: httpx.Request, addresses: Sequence[str]
 ) -> Answer:
-    response = await client.send(request, stream=True)
+    resource: HttpResource = call.plan.data.resource
+    response = await deliver(client, request, addresses)
     if resource.untrusted:
         # A refusal of it says something too.
         call.taint(f"the resource `{resource.name}`")
@@ -252,14 +259,17 @@ def _tls() -> ssl.SSLContext:
     return httpx.create_ssl_context(trust_env=False)
 
 
-def client_of(*, keep: bool) -> httpx.AsyncClient:
-    """The client of this event loop, with connections that are kept or not."""
+def client_of(host: str, *, keep: bool) -> httpx.AsyncClient:
+    """The client of this event loop for one host of a declared resource, with connections that are kept or not.
+
+    INVARIANT: hosts share none: requests go to addresses, and a connection that was made for one name never serves another.
+    """
     loop = asyncio.get_running_loop()
     clients = next((item for item in _current if item.loop is loop), None)
     if clients is None:
         clients = _Clients(loop)
         _current.append(clients)
-    client = clients.by_keeping.get(keep)
+    client = clients.by_host.get((host, keep))
     if client is None:
         client = httpx.AsyncClient(
             verify=_tls(),
@@ -273,5 +283,5 @@ def client_of(*, keep: bool) -> httpx.AsyncClient:
             # another.
             cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])),
         )
-        clients.by_keeping[keep] = client
+        clients.by_host[host, keep] = client
     return client

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import httpx
+from ringfence.syscalls.errors import CallFailed
 from ringfence.syscalls.http_client import client_of
+from ringfence.syscalls.http_reach import deliver, reachable
 
 if TYPE_CHECKING:
     from ringfence.syscalls.declared import HttpResource
@@ -53,7 +55,11 @@ async def ask(
         headers["content-type"] = content_type
     request = httpx.Request(method, url, headers=headers, content=body)
     async with asyncio.timeout(within_s):
-        response = await client_of(keep=False).send(request, stream=True)
+        try:
+            addresses = await reachable(request.url, resource.name, resource.addresses)
+        except CallFailed as error:
+            raise httpx.ConnectError(error.message, request=request) from None
+        response = await deliver(client_of(request.url.host, keep=False), request, addresses)
         try:
             parts: list[bytes] = []
             size = 0

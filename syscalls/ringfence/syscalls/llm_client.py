@@ -20,6 +20,7 @@ from ringfence.syscalls.cooldown import ATTEMPTS_MAX, cooldown_of, wait_of
 from ringfence.syscalls.declared import LlmResource
 from ringfence.syscalls.errors import CallFailed, QuotaExceeded, ReplyCut
 from ringfence.syscalls.http_client import BODY_BYTES_MAX, Sent, client_of, reason_of, redact, spellings_of
+from ringfence.syscalls.http_reach import deliver, reachable
 from ringfence.syscalls.llm_reply import Reply, Stream, decode, error_of, whole
 
 if TYPE_CHECKING:
@@ -146,7 +147,12 @@ async def _exchange(call: Call, wanted: Ask, attempt: _Attempt, number: int) -> 
         extensions={"trace": attempt.sent.trace},
     )
     async with asyncio.timeout(resource.timeout_s):
-        response = await client_of(keep=True).send(request, stream=True)
+        try:
+            addresses = await reachable(request.url, resource.name, resource.addresses)
+        except CallFailed:
+            call.settle({})
+            raise
+        response = await deliver(client_of(request.url.host, keep=True), request, addresses)
     if resource.untrusted:
         call.taint(f"the model host `{resource.name}`")
     try:

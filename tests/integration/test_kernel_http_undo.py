@@ -23,6 +23,7 @@ class Drive(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, bytes] = {}
         self.asked: list[str] = []
+        self.keys: list[str] = []
         self.failing = False
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -36,7 +37,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        self.path = self.path.replace("/v1/keyed/", "/v1/")
         self.server.asked.append(f"{self.command} {self.path}")
+        self.server.keys.append(self.headers.get("idempotency-key", ""))
         name = self.path.removeprefix("/v1/files/")
         if self.path == "/v1/remove":
             name = json.loads(body)["file"]["name"]
@@ -82,6 +85,13 @@ spec:
       undo:
         "DELETE /files/*": {{keep: "GET {{path}}", put_back: "PUT {{path}}"}}
         "POST /remove": {{keep: "GET /files/{{/file/name}}", put_back: "PUT /files/{{/file/name}}"}}
+    keyed:
+      type: http
+      base: "{base}/keyed"
+      auth: {{bearer: {{secret: drive}}}}
+      idempotency_header: Idempotency-Key
+      effects: {{"DELETE /**": destroy}}
+      undo: {{"DELETE /**": {{keep: "GET {{path}}", put_back: "PUT {{path}}"}}}}
 """
 
 
@@ -103,6 +113,7 @@ def scene(drive: Drive) -> Iterator[Scene]:
 def held(scene: Scene, drive: Drive) -> Held:
     drive.files = {"a": b"\x00 first", "b": b"second"}
     drive.asked.clear()
+    drive.keys.clear()
     return scene.hold(
         allow=[f'http.*: "{drive.base}/**"', 'fs.*: "/workspace/**"'],
         more="budgets: {total: {destructive: 3}}",
@@ -201,3 +212,39 @@ def test_a_crash_before_the_request_keeps_nothing_twice(scene: Scene, held: Held
     assert held.rf.http.delete(f"{drive.base}/files/a").status == 204
     held.operator.ask("Rollback", agent=held.id, to="0")
     assert drive.files["a"] == b"\x00 first"
+
+
+@pytest.mark.fault
+def test_what_was_kept_before_a_crash_is_what_is_put_back(scene: Scene, held: Held, drive: Drive) -> None:
+    """It was destroyed, and the kernel died before it could say so: what stands there now must not be taken for it."""
+    url = f"{drive.base}/keyed/files/a"
+    scene.kernel.arm("http.delete:after_effect")
+    held.rf.thread(lambda: held.rf.http.delete(url))
+    scene.kernel.await_hit("http.delete:after_effect")
+    assert "a" not in drive.files
+    scene.kernel.kill()
+    scene.kernel.disarm("http.delete:after_effect")
+    held.disconnect()
+    scene.kernel.start()
+    held.again()
+    # The target takes a key, so it is sent again with the same one; this target has no memory and finds nothing.
+    worker = held.rf.thread(lambda: held.rf.http.delete(url))
+    assert worker.result().status == 404
+    deletes = [key for asked, key in zip(drive.asked, drive.keys, strict=True) if asked.startswith("DELETE")]
+    assert len(deletes) == 2
+    assert len(set(deletes)) == 1
+    done = held.operator.ask("Rollback", agent=held.id, to="0")
+    assert done["conflicts"] == []
+    assert drive.files["a"] == b"\x00 first"
+
+
+def test_a_fork_leaves_to_the_original_what_it_destroyed(held: Held, drive: Drive) -> None:
+    held.rf.fs.write_text("a.txt", "x")
+    held.rf.http.delete(f"{drive.base}/files/a")
+    held.rf.fs.write_text("b.txt", "x")
+    fork = held.operator.ask("Fork", agent=held.id, at=str(held.steps()[-1]["step"]))["id"]
+    done = held.operator.ask("Rollback", agent=fork, to="1")
+    assert "a" not in drive.files
+    assert [(one["action"], one["effect"]) for one in done["not_undoable"]] == [("http.delete", "DESTROY")]
+    held.operator.ask("Rollback", agent=held.id, to="0")
+    assert "a" in drive.files

@@ -78,6 +78,8 @@ class Elsewhere:
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], START_S)
         line = self.process.stdout.readline() if ready else b""
+        if not line:
+            self.kill()
         assert line, f"the sandbox host does not start: {self.log}"
 
     def kill(self) -> None:

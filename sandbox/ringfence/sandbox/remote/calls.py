@@ -193,6 +193,10 @@ class Calls:
         self._places.clear()
         self._on_lost()
 
+    async def settle(self) -> None:
+        """Wait until every connection of a program is closed here too; after `lose`."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
 
 def _exit(reason: str, code: int) -> Exit:
     try:

@@ -48,6 +48,7 @@ class Channel:
         self._sent_all = not sends
         self._had_all = not receives
         self._lost = False
+        self._gone = asyncio.Event()
         self._chunks: deque[bytes] = deque()
         self._unread = 0
         self._uncredited = 0
@@ -59,6 +60,15 @@ class Channel:
     def lost(self) -> bool:
         """Whether the other end gave it up."""
         return self._lost
+
+    async def until_lost(self) -> None:
+        """Wait until the other end gives it up, or the session is lost; for ever where it ends well.
+
+        Raises:
+            ChannelLostError: always.
+        """
+        await self._gone.wait()
+        raise ChannelLostError("the other end of a stream is gone")
 
     async def send(self, data: bytes | memoryview) -> None:
         """Write all of `data`; waits until the reader has room.
@@ -140,6 +150,7 @@ class Channel:
     def drop(self) -> None:
         """Forget it: whoever waits at this end is told."""
         self._lost = True
+        self._gone.set()
         self._chunks.clear()
         self._changed.set()
         self._credited.set()

@@ -225,6 +225,7 @@ class Link:
                     await calls.order(wire.Bye())
         if calls is not None:
             calls.lose("the kernel stops")
+            await calls.settle()
         if keeper is not None:
             keeper.cancel()
             await asyncio.gather(keeper, return_exceptions=True)

@@ -20,18 +20,21 @@ async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, chan
 
     One direction may end before the other. The socket is closed on return.
     """
-    tasks = [
+    both = [
         asyncio.create_task(_from_socket(reader, channel)),
         asyncio.create_task(_to_socket(channel, writer)),
     ]
+    # Either may wait for the socket alone, and would not hear that the channel is gone.
+    lost = asyncio.create_task(channel.until_lost())
     cut = True
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        cut = any(task.exception() is not None for task in done)
+        work = asyncio.gather(*both)
+        await asyncio.wait([work, lost], return_when=asyncio.FIRST_COMPLETED)
+        cut = not work.done() or work.exception() is not None
     finally:
-        for task in tasks:
+        for task in (*both, lost):
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*both, lost, return_exceptions=True)
         if cut:
             await channel.reset()
             writer.transport.abort()

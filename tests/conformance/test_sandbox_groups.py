@@ -105,6 +105,34 @@ def test_groups_that_no_record_names_are_swept(tmp_path: Path) -> None:
         cgroups.remove_shared()
 
 
+def test_a_shared_group_of_another_user_stops_no_sweep(tmp_path: Path) -> None:
+    """A kernel of root's on the same host; whoever is not root can't look into its group."""
+    mine = Groups.create(cgroups.label(str(tmp_path), "mine"))
+    shared = [Path(one).parent for one in mine.directories()]
+    if not shared or os.geteuid() != 0:
+        pytest.skip("only root can make a group that others can't look into")
+    modes = [one.stat().st_mode for one in shared]
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            for one in shared:
+                one.chmod(0o700)
+            os.setgroups([])
+            os.setresgid(47110, 47110, 47110)
+            os.setresuid(47110, 47110, 47110)
+            cgroups.sweep(str(tmp_path), frozenset())
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    for one, mode in zip(shared, modes, strict=True):
+        one.chmod(mode & 0o777)
+    mine.remove()
+    cgroups.remove_shared()
+    assert status == 0
+
+
 def test_groups_have_limits_or_are_not_there() -> None:
     groups = Groups.create(f"test-{os.getpid()}")
     groups.limit(64 << 20, 9, 0.5)

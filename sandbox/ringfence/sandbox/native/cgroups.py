@@ -234,12 +234,19 @@ def sweep(records: str, keep: AbstractSet[str]) -> None:
     """
     mark = _mark(records) + "-"
     for parent, version in _parents():
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            for name in os.listdir(f"{parent}/{SHARED}"):
-                if name.startswith(mark) and name.removeprefix(mark) not in keep:
-                    left = Groups({"": (f"{parent}/{SHARED}/{name}", version)})
-                    left.kill()
-                    left.remove()
+        for name in _inside(f"{parent}/{SHARED}"):
+            if name.startswith(mark) and name.removeprefix(mark) not in keep:
+                left = Groups({"": (f"{parent}/{SHARED}/{name}", version)})
+                left.kill()
+                left.remove()
+
+
+def _inside(shared: str) -> list[str]:
+    """Names in a shared group. One that can't be looked into is another user's, and nothing of ours is in it."""
+    try:
+        return os.listdir(shared)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
 
 
 def _parents() -> list[tuple[str, int]]:

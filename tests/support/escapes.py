@@ -148,9 +148,23 @@ def play(
         return _run(place, order, who, apart=bool(taken), mode=mode)
 
 
-def _run(place: Path, order: dict[str, Any], who: Owners, *, apart: bool, mode: str) -> dict[str, Any]:
+def explode(mode: str) -> dict[str, dict[str, Any]]:
+    """Set off every bomb beside an honest agent; gives how each ended."""
+    who = owners(mode, apart=False)
+    with stage(who) as place:
+        order = {
+            "place": str(place),
+            "python": PYTHON,
+            "uid": AGENT_UID if mode == "root" else None,
+        }
+        return _run(place, order, who, apart=False, mode=mode, script="bombs.py")
+
+
+def _run(
+    place: Path, order: dict[str, Any], who: Owners, *, apart: bool, mode: str, script: str = "host.py"
+) -> dict[str, Any]:
     identity: dict[str, Any] = {}
-    argv = [PYTHON if mode == "user" and _ROOT else sys.executable, str(place / "stage/host.py")]
+    argv = [PYTHON if mode == "user" and _ROOT else sys.executable, str(place / "stage" / script)]
     if apart:
         kernel = os.geteuid() if who.kernel is None else who.kernel
         group = os.getegid() if who.kernel is None else who.kernel

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _LENT = 4
 STOP, CONTINUE = b"stop", b"continue"
+_SOCK_DIAG = 4
+"""Netlink's protocol that tells about sockets; a number that the standard library has no name for."""
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 _PROGRAM_FIX = (
     "name a file of the program image, or install it below /usr or a read-only directory of the sandbox"
@@ -106,10 +108,13 @@ def _run(
 
 
 def _lend_views(job: Job, link: socket.socket) -> None:
-    """Give the warden eyes inside, for measuring: /proc, /tmp and the workspace of this sandbox."""
-    places = ["/proc", "/tmp", *(["/workspace"] if job["lower"] else [])]  # noqa: S108 - the sandbox's own
-    views = [os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for place in places]
-    socket.send_fds(link, [json.dumps({"views": len(views)}).encode()], views)
+    """Give the warden eyes inside, for measuring: /proc, /tmp, the workspace and the sockets of this sandbox."""
+    names = ["/proc", "/tmp", *(["/workspace"] if job["lower"] else [])]  # noqa: S108 - the sandbox's own
+    views = [os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for name in names]
+    places = len(views)
+    with contextlib.suppress(OSError):
+        views.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG).detach())
+    socket.send_fds(link, [json.dumps({"views": places}).encode()], views)
     for view in views:
         os.close(view)
 

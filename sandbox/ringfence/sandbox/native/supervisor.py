@@ -221,7 +221,7 @@ class Supervisor:
             return False
         message = json.loads(packet)
         if "views" in message:
-            self._set_meters(descriptors)
+            self._set_meters(descriptors, message["views"])
         elif "refused" in message:
             self._refusal = message["refused"]
         elif "started" in message:
@@ -242,11 +242,13 @@ class Supervisor:
     def _forms(self) -> dict[str, str]:
         return forms.held(self._groups.where, landlock=landlock.version(), uid=users.form(self._order["uid"]))
 
-    def _set_meters(self, views: list[int]) -> None:
+    def _set_meters(self, views: list[int], places: int) -> None:
         self._views = views
         self._proc = views[0]
         if "memory" not in self._groups.where:
-            self._meters.append(("memory", MemoryMeter(self._order["memory_bytes"], views[0], views[1])))
+            sockets = views[places] if len(views) > places else None
+            meter = MemoryMeter(self._order["memory_bytes"], views[0], views[1], sockets)
+            self._meters.append(("memory", meter))
         if self._sinks:
             upper = f"{self._order['scratch']}/{UPPER_NAME}"
             limit = self._order["disk_bytes"]

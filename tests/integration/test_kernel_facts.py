@@ -395,3 +395,75 @@ def test_a_person_is_told_why_and_where_it_comes_from(scene: Scene, wild: Target
     stream.close()
     assert held.last()["outcome"] == "ok"
     assert explained(held)["facts"]["provenance"][0]["argument"] == "/json/to"
+
+
+# -- runs and reloads -------------------------------------------------------------------------------------------------
+
+RUNS = """
+from ringfence import agent
+with agent.boot() as rf:
+    if any(entry.path.endswith("mark") for entry in rf.fs.list(".")):
+        rf.now()
+        print(rf.fs.read_text("mark"))
+    else:
+        rf.http.get("%s/wild/page")
+        rf.fs.write_text("mark", "x")
+"""
+
+
+def test_a_new_run_is_clean_until_it_reads_what_an_earlier_one_wrote(scene: Scene, wild: Target) -> None:
+    agent = scene.submit(
+        RUNS % wild.base,
+        name="nightly",
+        allow=ALL,
+        more="schedule: {every: 24h}",
+    )
+
+    def run(number: int) -> list[dict[str, Any]]:
+        scene.operator.ask("ScheduleRun", agent=agent)
+        eventually(
+            lambda: (
+                scene.operator.ask("ScheduleList")["schedules"][0]["runs"] == number
+                and scene.show(agent)["state"] == "sleeping"
+            ),
+            f"run {number} does not end: {scene.output(agent, stderr=True)[-500:]}",
+        )
+        return scene.operator.steps(agent)
+
+    def facts(step: dict[str, Any]) -> tuple[bool, str | None]:
+        found = scene.operator.ask("PolicyExplain", agent=agent, step=step["step"])["facts"]
+        return found["tainted"] is not None, found["taints"]
+
+    first = run(1)
+    assert [facts(s) for s in first[-2:]] == [(False, "the resource `wild`"), (True, None)]
+    second = run(2)[len(first) :]
+    assert [s["action"] for s in second] == ["fs.list", "now", "fs.read"]
+    assert [facts(s) for s in second] == [
+        (False, "the file `/workspace/mark`"),
+        (True, None),
+        (True, None),
+    ]
+
+
+def test_ceilings_that_are_reloaded_bind_at_once(scene: Scene, wild: Target) -> None:
+    held = dirty(scene, wild, more="")
+    held.rf.state.put("facts/free", 1)
+    text = scene.kernel.config.read_text()
+    try:
+        scene.kernel.config.write_text(
+            text + "  ceilings: {when: [{action: state.put, if: tainted, then: deny}]}\n"
+        )
+        scene.operator.ask("Reload")
+        held.refused(Denied, lambda: held.rf.state.put("facts/free", 2))
+        assert explained(held)["rules"][0] | {"line": 0} == {
+            "id": "cw1",
+            "text": "{action: state.put, if: tainted, then: deny}",
+            "origin": "ceilings",
+            "verdict": "deny",
+            "agent": None,
+            "line": 0,
+        }
+    finally:
+        scene.kernel.config.write_text(text)
+        scene.operator.ask("Reload")
+    held.rf.state.put("facts/free", 3)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ringfence.policy.conditions import Amount, Created, Environment, Share
 from ringfence.policy.facts import Facts
-from ringfence.policy.hearsay import Hearsay
+from ringfence.policy.hearsay import Hearsay, folded
 from ringfence.policy.matcher import match_name
 from ringfence.syscalls.base import Question
 from ringfence.syscalls.http_common import resource_of
@@ -109,14 +109,13 @@ def _created(thread: Thread, question: Question) -> bool | None:
 
 
 class _TwoReadings(ValueError):
-    """JSON with a name twice: readers differ in which one counts."""
+    """JSON with a name twice, whatever its case: readers differ in which one counts."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    if len({folded(name) for name, _ in pairs}) != len(pairs):
         raise _TwoReadings
-    return found
+    return dict(pairs)
 
 
 def _arguments(canonical: bytes) -> Mapping[str, Any]:

@@ -141,7 +141,8 @@ def kept() -> list[Path]:
 
     packages = (ringfence.console, ringfence.policy, ringfence.sandbox, ringfence.syscalls, ringfence.v1)
     sources = [Path(package.__path__[0]).parent.parent for package in packages]
-    return [Path(sys.prefix), Path(sys.base_prefix), *sources]
+    found = [Path(entry) for entry in sys.path if entry and Path(entry).is_dir()]
+    return [Path(sys.prefix), Path(sys.base_prefix), *sources, *found]
 
 
 def leave(work: dict[str, Any]) -> None:

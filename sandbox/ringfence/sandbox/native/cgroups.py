@@ -6,7 +6,7 @@ those that no record names.
 """
 
 # The warden works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
-# ruff: noqa: PTH102, PTH103, PTH106, PTH110, PTH208
+# ruff: noqa: PTH102, PTH103, PTH106, PTH110, PTH116, PTH208
 
 from __future__ import annotations
 
@@ -51,7 +51,13 @@ def label(records: str, name: str) -> str:
 
 
 def _mark(records: str) -> str:
-    return hashlib.sha256(os.fsencode(os.path.realpath(records))).hexdigest()[:_MARK_CHARS]
+    path = os.path.realpath(records)
+    # Two containers that share control groups may have the same path for directories of their own.
+    which = "none yet"
+    with contextlib.suppress(FileNotFoundError):
+        facts = os.stat(path)
+        which = f"{facts.st_dev}:{facts.st_ino}"
+    return hashlib.sha256(os.fsencode(f"{path}:{which}")).hexdigest()[:_MARK_CHARS]
 
 
 def _mounts() -> tuple[dict[str, str], str]:

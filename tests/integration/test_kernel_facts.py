@@ -199,6 +199,11 @@ def test_only_an_operators_rule_ends_it_and_files_stay_tainted(scene: Scene, wil
     held.rf.fs.write_text("taken.txt", "from outside")
     held.rf.exec.run(["sh", "-c", "echo by a command > made.txt"])
     held.rf.artifacts.put("kept", b"from outside")
+    # A program of its own with the name of a trusted one, and what only goes by that name, end nothing.
+    held.rf.fs.write_text("sanitise", "#!/bin/sh\n", mode=0o755)
+    held.rf.exec.run(["./sanitise", "x"])
+    held.rf.exec.run(["sh", "-c", "sanitise x"])
+    assert tainted(held) is not None
     held.rf.fs.delete("quarantine")
     assert explained(held)["facts"]["untaints"] == "u2"
     assert tainted(held) is None

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ringfence.kernel.journal.types import AgentKey, GrantRecord
 from ringfence.kernel.kinship import meet
 from ringfence.kernel.rights import Rights
+from ringfence.policy.facts import Facts
 from ringfence.policy.kernel_file import parse_kernel_file
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.types import Decision, Verdict
@@ -185,3 +186,58 @@ def test_the_meet_says_who_it_is_about() -> None:
     denied = meet(own, Decision(verdict=Verdict.DENY, reason="nothing allows it"), "p-1")
     assert (denied.verdict, denied.rules) == (Verdict.DENY, ())
     assert "`p-1`" in denied.reason
+
+
+CONDITIONS = [
+    "{action: fs.write, if: tainted, then: deny}",
+    "{action: fs.*, resource: /workspace/a/**, if: tainted, then: ask}",
+    "{action: fs.delete, require: {fresh: 10s}}",
+    "{action: fs.read, if: {created: false}, then: ask}",
+]
+
+
+def conditional(
+    name: str, held: list[tuple[str, str]], when: list[str], parent: Rights | None, key: int
+) -> Rights:
+    lines = "".join(f"    - {line}\n" for line in when)
+    text = (
+        f"apiVersion: ringfence/v1\nkind: Agent\nmetadata: {{name: {name}}}\nspec:\n  run: {{command: [x]}}\n"
+    )
+    manifest = parse_manifest(text + (f"  when:\n{lines}" if when else ""), "test")
+    records = [
+        dataclasses.replace(grant(100 * key + nr, rule, verdict), origin="manifest", agent=AgentKey(key))
+        for nr, (verdict, rule) in enumerate(held, 1)
+    ]
+    return Rights(agent=name, manifest=manifest, kernel_file=KERNEL, grants=records, epoch=1, parent=parent)
+
+
+@given(
+    grants,
+    st.lists(st.sampled_from(CONDITIONS), max_size=2),
+    grants,
+    st.lists(st.sampled_from(CONDITIONS), max_size=2),
+    st.sampled_from(["", "x", None]),
+    st.sampled_from([True, False, None]),
+)
+@settings(max_examples=80, deadline=None)
+def test_conditions_of_a_parent_bound_its_child(
+    above: list[tuple[str, str]],
+    above_when: list[str],
+    own: list[tuple[str, str]],
+    own_when: list[str],
+    tainted: str | None,
+    created: bool | None,
+) -> None:
+    facts = Facts(tainted=tainted, created=created, reads=())
+    parent = conditional("parent", above, above_when, None, 1)
+    child = conditional("child", own, own_when, parent, 2)
+    alone = conditional("child", own, own_when, None, 2)
+    for question in QUESTIONS:
+        verdicts = [one.decide(question, "WRITE", facts) for one in (child, parent, alone)]
+        met, theirs, mine = (ORDER.index(verdict.verdict) for verdict in verdicts)
+        assert met == min(theirs, mine)
+        judged = child.judge((question,), "WRITE", frozenset(), (facts,))
+        assert judged.verdict is verdicts[0].verdict
+        # Whatever asks is named, so that an approval of one covers no other.
+        if judged.verdict is Verdict.ASK:
+            assert {ask[0] for ask in judged.asking} <= set(verdicts[0].rules)

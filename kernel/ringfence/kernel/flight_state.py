@@ -229,7 +229,9 @@ class FlightState(Spending):
         """The operator's rule by which this call ends the taint of its thread; empty: none."""
         if self.rights is None:
             return ""
-        return next((q for q in map(self.rights.untaints, self.plan.questions) if q), "")
+        # INVARIANT: all of it falls under a rule: a program of the agent's own that has a trusted one's name does not.
+        rules = [self.rights.untaints(question) for question in self.plan.questions]
+        return rules[0] if rules and all(rules) else ""
 
     def _written(self) -> list[str]:
         """Files that the call wrote."""

@@ -174,3 +174,57 @@ def test_lint_of_what_is_no_manifest(content, run, tmp_path) -> None:
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert f"`{file}`" in result.stderr
+
+
+def test_explain_says_what_was_known(door, run) -> None:
+    door.answers["PolicyExplain"] = {
+        "step": 9,
+        "action": "http.post",
+        "verdict": "ask",
+        "rules": [{"id": "w1", "text": "{action: http.post}", "origin": "manifest", "line": 12}],
+        "because": ["w1: the thread is tainted by the resource `web` at step 4"],
+        "facts": {
+            "tainted": {"step": 4, "by": "the resource `web`"},
+            "taints": None,
+            "provenance": [
+                {"argument": "/json/to", "text": "p\u0430y", "step": 4, "action": "http.get", "resource": "x", "untrusted": True}
+            ],
+        },
+    }  # fmt: skip
+    out = run("policy", "explain", "bot", "9").stdout
+    assert "w1: the thread is tainted by the resource `web` at step 4" in out
+    assert "by the resource `web`, at step 4" in out
+    assert "manifest, line 12" in out
+    assert "from step 4" in out
+    # What passes for another letter is shown as what it is.
+    assert "/json/to `p\\u0430y` stands in http.get of x, untrusted" in out
+
+
+def test_lint_warns_and_is_strict_when_asked(run, tmp_path) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text(MANIFEST.replace("fs.read:", "fs.read: /workspace/a\n      - fs.read:"))
+    plain = run("policy", "lint", file)
+    assert plain.exit_code == 0
+    assert ": warning: the rule `" in plain.stdout
+    assert run("policy", "lint", file, "--strict").exit_code == 1
+    report = json.loads(run("policy", "lint", file, "--json").stdout)
+    assert (report["ok"], len(report["warnings"])) == (True, 1)
+    against = run("policy", "lint", file, "--against", tmp_path / "none.yaml")
+    assert against.exit_code == 2
+
+
+def test_import_and_schema_need_no_kernel(run, tmp_path) -> None:
+    file = tmp_path / "settings.json"
+    file.write_text('{"permissions": {"allow": ["Bash(git diff *)", "WebSearch"], "deny": ["Read(.env)"]}}')
+    result = run("policy", "import", file, "--name", "helper")
+    manifest = tmp_path / "agent.yaml"
+    manifest.write_text(result.stdout)
+    assert run("policy", "lint", manifest).exit_code == 0
+    assert 'exec.run: "git diff *"  # Bash(git diff *)' in result.stdout
+    assert "#   allow WebSearch: " in result.stdout
+    report = json.loads(run("policy", "import", file, "--json").stdout)
+    assert (report["allow"], report["deny"]) == (['exec.run: "git diff *"'], ['fs.read: "**/.env/**"'])
+    assert [note["entry"] for note in report["notes"]] == ["WebSearch"]
+    file.write_text('{"permissions": {"allow": ["Bash(x"]}}')
+    assert run("policy", "import", file).exit_code == 2
+    assert json.loads(run("policy", "schema", "kernel").stdout)["title"] == "Ringfence Kernel"

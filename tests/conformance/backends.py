@@ -218,7 +218,7 @@ KINDS = {
         frozen=_ROOT,
         walls=_NATIVE_WALLS,
         left=_records,
-        stride=5,
+        stride=8,
         warm=True,
         only=frozenset(
             f"test_sandbox_{name}"

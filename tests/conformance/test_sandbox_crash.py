@@ -49,7 +49,7 @@ def test_a_crash_at_each_point_leaves_nothing(box: Box, op: str, alone: bool) ->
     workspace = Path(spec["lower"]) if op == "command" else None
     untouched = workspace and facts_of(workspace)
     cut = 0
-    stride = max(1 if alone and op in ("start", "kill") else 3, box.kind.stride)
+    stride = max(1 if alone and op in ("start", "kill") else 4, box.kind.stride)
     for at in range(1, POINTS_MOST, stride):
         if op == "command":
             spec["scratch"] = str(box.directory(box.fresh("scratch"), owner=box.kind.kernel_uid))
@@ -67,7 +67,7 @@ def test_a_crash_at_each_point_leaves_nothing(box: Box, op: str, alone: bool) ->
     still_works(box, host)
 
 
-MOMENTS = 30
+MOMENTS = 20
 SPREAD_MS = 60.0
 
 

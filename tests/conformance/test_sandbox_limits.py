@@ -91,10 +91,11 @@ def test_processor_limit_is_of_the_whole_tree(box: Box) -> None:
     walls = {wall["name"]: wall for wall in box.host.call("walls")}
     if not walls.get("cgroup cpu", {"ok": True})["ok"]:
         pytest.skip("this host permits no limit of processor time to this user")
-    # Two that want all they can get share a quarter: a fifth of a second for one takes more than one in all.
+    # A fifth of a second of processor time takes four times that at least, but for what is left of the first period;
+    # twice as much where the other process wants its share, which a busy machine may not give it.
     program = box.python(BURN, limits={"cpu": 0.25})
     assert program.wait() == ("exit", 0)
-    assert float(program.stdout.read_text()) > 1.0
+    assert float(program.stdout.read_text()) > 0.6
 
 
 def test_the_clock_of_the_timeout_stands_still_while_paused(box: Box) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from conftest import Box
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sandbox_kit import CONNECT, ECHO, IGNORING, Pipe, listen, says, silent, talking
+from sandbox_kit import CONNECT, ECHO, IGNORING, Pipe, eventually, listen, says, silent, talking
 
 
 def test_kill_ends_setsid_double_fork_and_ignored_signals(box: Box) -> None:
@@ -36,7 +36,7 @@ while True: time.sleep(1000)
     server = listen(sockets)
     program = box.python(code, socket_dir=sockets)
     connection, _ = server.accept()
-    assert len(box.alive()) >= 5
+    eventually(lambda: len(box.alive()) >= 5, lambda: f"only {box.alive()} run")
     program.kill()
     assert box.alive() == []
     assert program.wait() == ("killed", -9)
@@ -148,7 +148,7 @@ for n in range(3):
 def test_kill_ends_stopped_children(box: Box) -> None:
     with talking(box, STOPPED + ECHO) as (program, connection):
         assert says(connection, b"ready") == b"ready"
-        assert len(box.alive()) >= 4
+        eventually(lambda: len(box.alive()) >= 4, lambda: f"only {box.alive()} run")
         program.kill()
         assert box.alive() == []
         assert program.wait() == ("killed", -9)

@@ -237,10 +237,16 @@ def _failed(name: str, error: OSError, fix: str) -> Check:
     return Check(name=name, ok=False, required=True, detail=os_error_text(error), fix=fix)
 
 
+def _state(check: Check) -> str:
+    if check.ok:
+        return "weaker" if check.form and check.fix else "ok"
+    return "missing" if check.required else "without"
+
+
 def _show(checks: Sequence[Check]) -> None:
     column = max(len(check.name) for check in checks)
     for check in checks:
-        state = "ok" if check.ok else "missing" if check.required else "without"
+        state = _state(check)
         form = f"{safe(check.form)}: " if check.form else ""
         render.say(
             f"{render.coloured(pad(state, 7), state)}  {pad(safe(check.name), column)}  {form}{safe(check.detail)}"

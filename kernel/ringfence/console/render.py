@@ -29,6 +29,7 @@ _COLOURS = {
     "paused": "yellow",
     "unknown": "yellow",
     "ask": "yellow",
+    "weaker": "yellow",
     "refused": "yellow",
     "cancelled": "yellow",
     "frozen": "yellow",

@@ -53,6 +53,21 @@ def test_a_required_wall_is_missing(walls, run, tmp_path) -> None:
     } in document["checks"]
 
 
+def test_a_wall_in_its_weakest_form_is_said_to_be_weaker(walls, run, tmp_path) -> None:
+    walls += [
+        Wall(name="memory", ok=True, detail="from outside", fix="be root", required=False, form="measured"),
+        Wall(name="pids", ok=True, detail="a group", required=False, form="cgroup-v1"),
+    ]
+    result = run("doctor", "--data", tmp_path / "new")
+    assert result.exit_code == 0
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[lines.index("weaker memory measured: from outside") + 1] == "stronger: be root"
+    assert "ok pids cgroup-v1: a group" in lines
+    report = run("doctor", "--json", "--data", tmp_path / "new")
+    forms = {check["name"]: check["form"] for check in json.loads(report.stdout)["checks"]}
+    assert (forms["memory"], forms["pids"], forms["host"]) == ("measured", "cgroup-v1", "")
+
+
 def test_a_data_directory_open_to_others(walls, run, tmp_path) -> None:
     data = tmp_path / "data"
     data.mkdir()

@@ -5,7 +5,7 @@ their full size, mapped or not: a process can give those pages back to its mappi
 waits in unix sockets, which belongs to no process. Disk counts the upper layer, and files that were removed but are still open or mapped.
 """
 
-# The launcher works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
+# The warden works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
 # ruff: noqa: PTH116, PTH123, PTH208
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import os
 import socket
 import stat
 import struct
+import threading
 import time
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -31,7 +33,18 @@ _DISK_DUTY = 5
 _DIAG_BY_FAMILY, _REQUEST_DUMP, _SHOW_MEMORY, _MEMORY_ATTRIBUTE, _SENT_AT = 20, 0x301, 0x20, 5, 8
 _ALL = 0xFFFFFFFF
 _ANSWER_BYTES = 1 << 16
+_ALL_DUTY = 10
+"""All meters of a process together take at most one part of so many of a processor,"""
+_ALL_WAIT_S = 2.0
+"""as long as none waits longer than this for it;"""
+_COST_MOST_S = 0.005
+"""and what one costs more is its own matter: no sandbox can keep the meters of others from looking."""
 _SHARED_SOURCES = ("/dev/zero", "/memfd:", "/SYSV", "/anon_hugepage")
+
+
+_costs: weakref.WeakKeyDictionary[Meter, float] = weakref.WeakKeyDictionary()
+"""Processor time that the last look of each meter took."""
+_costs_lock = threading.Lock()
 
 
 class Meter(Protocol):
@@ -53,12 +66,16 @@ class Meter(Protocol):
 
     def exceeded(self) -> bool:
         """Measure, plan the next look, and say whether the limit is passed."""
-        began = time.monotonic()
+        began, spent = time.monotonic(), time.thread_time()
         used = self.measure()
         now = time.monotonic()
+        with _costs_lock:
+            _costs[self] = min(time.thread_time() - spent, _COST_MOST_S)
+            together = sum(_costs.values())
         shortest, longest = self._interval_s
         wait = min(max((self.limit_bytes - used) / _FASTEST_BYTES_S, shortest), longest)
-        self.due = now + max(wait, _DISK_DUTY * (now - began))
+        turn = min(_ALL_DUTY * together, _ALL_WAIT_S)
+        self.due = now + max(wait, _DISK_DUTY * (now - began), turn)
         return used > self.limit_bytes
 
 

@@ -18,7 +18,15 @@ from typing import cast
 from ringfence.sandbox.native import cgroups, identity, launcher
 from ringfence.sandbox.native.client import WardenClient
 from ringfence.sandbox.native.invocation import FLAGS_ON, parse
-from ringfence.sandbox.native.job import STDERR_NAME, STDOUT_NAME, UPPER_NAME, Job, Order
+from ringfence.sandbox.native.job import (
+    KERNELS_OWN,
+    ROOT_NAME,
+    STDERR_NAME,
+    STDOUT_NAME,
+    UPPER_NAME,
+    Job,
+    Order,
+)
 from ringfence.sandbox.native.program import NativeProgram, end_recorded
 from ringfence.sandbox.specs import (
     checked_directory,
@@ -62,7 +70,7 @@ class NativeSandbox:
     def __init__(self, data_dir: Path, warm_environment: Mapping[str, str] | None = FLAGS_ON) -> None:
         self._data = data_dir
         self._records = data_dir / "sandboxes"
-        self._root = self._records / "root"
+        self._root = self._records / ROOT_NAME
         self._own: set[str] = set()
         self._warden: WardenClient | None = None
         self._warm_environment = warm_environment
@@ -196,7 +204,7 @@ class NativeSandbox:
         self._own.add(name)
         lent: list[int] = []
         try:
-            for title, content in (("job", json.dumps(job).encode()), ("stdin", stdin)):
+            for title, content in (("job", _handed_over(job)), ("stdin", stdin)):
                 lent.append(_sealed(title, content))
             program = await NativeProgram.launch(self._warden, self._order(job), (*lent, *outputs))
         except BaseException:
@@ -249,6 +257,10 @@ class NativeSandbox:
             "disk_bytes": limits.disk_bytes,
             "timeout_s": limits.timeout_s,
         }
+
+
+def _handed_over(job: Job) -> bytes:
+    return json.dumps({name: value for name, value in job.items() if name not in KERNELS_OWN}).encode()
 
 
 def _sealed(title: str, content: bytes) -> int:

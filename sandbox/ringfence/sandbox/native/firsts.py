@@ -37,12 +37,12 @@ class Kind(NamedTuple):
 
     Attributes:
         warm: forked from a warm interpreter.
-        root: as in `Job`.
+        records: as in `Job`.
         user: in a user namespace.
     """
 
     warm: bool
-    root: str
+    records: str
     user: bool
 
 
@@ -123,8 +123,12 @@ class Zygote:
         self._link: socket.socket | None = None
         self._refused = 0
 
-    def fork(self, first: First) -> FirstProcess | None:
+    def fork(self, first: First, records: str) -> FirstProcess | None:
         """Ask for a first process.
+
+        Args:
+            first: what it is to be.
+            records: as in `Job`.
 
         Returns:
             None: this zygote can't be had.
@@ -132,18 +136,24 @@ class Zygote:
         Raises:
             OSError: no process can be started.
         """
+        directory = os.open(records, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, self._lock:
-            if self._send(first, theirs) or (self._start() and self._send(first, theirs)):
-                return FirstProcess(ours)
-        ours.close()
-        return None
+        try:
+            lent = [theirs.fileno(), directory]
+            with self._lock:
+                if self._send(first, lent) or (self._start() and self._send(first, lent)):
+                    return FirstProcess(ours)
+            ours.close()
+            return None
+        finally:
+            theirs.close()
+            os.close(directory)
 
-    def _send(self, first: First, link: socket.socket) -> bool:
+    def _send(self, first: First, lent: list[int]) -> bool:
         if self._link is None:
             return False
         try:
-            socket.send_fds(self._link, [json.dumps(first).encode()], [link.fileno()])
+            socket.send_fds(self._link, [json.dumps(first).encode()], lent)
         except OSError:
             self._link.close()  # it died since the last one
             self._link = None
@@ -215,10 +225,12 @@ class Pool:
             spare.discard()
 
     def _fork(self, kind: Kind) -> FirstProcess:
-        first: First = {"root": kind.root, "user": kind.user}
-        if kind.warm and self._warm is not None and (found := self._warm.fork(first)) is not None:
-            return found
-        return cast("FirstProcess", self._cold.fork(first))
+        first: First = {"user": kind.user}
+        if kind.warm and self._warm is not None:
+            found = self._warm.fork(first, kind.records)
+            if found is not None:
+                return found
+        return cast("FirstProcess", self._cold.fork(first, kind.records))
 
     def _stale(self) -> list[FirstProcess]:
         """Spares that were made before the host's mounts changed: they would show a job what was there before."""

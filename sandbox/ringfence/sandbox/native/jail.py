@@ -14,7 +14,7 @@ import socket
 import stat
 
 from ringfence.sandbox.native import linux
-from ringfence.sandbox.native.job import INSIDE_UID, UPPER_NAME, USERNS_FIX, WORK_NAME, Job, wall
+from ringfence.sandbox.native.job import INSIDE_UID, ROOT_NAME, UPPER_NAME, USERNS_FIX, WORK_NAME, Job, wall
 
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/sbin")
 DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -90,15 +90,16 @@ def build(job: Job) -> None:
     Raises:
         Refused: a wall can't be raised.
     """
-    prepare(job["root"])
+    os.chdir(job["records"])
+    job["root"] = prepare()
     enter(job)
 
 
-def prepare(root: str) -> None:
-    """The part that is the same for every sandbox. Nothing that belongs to one may run yet.
+def prepare() -> str:
+    """The part that is the same for every sandbox, in the directory of the records. Nothing that belongs to one may run yet.
 
-    Args:
-        root: as in `Job`.
+    Returns:
+        The new root, by a path that says nothing of where the kernel keeps its files.
 
     Raises:
         Refused: a wall can't be raised.
@@ -109,6 +110,9 @@ def prepare(root: str) -> None:
         socket.sethostname("sandbox")
     os.umask(0o022)
     with wall("private root", USERNS_FIX):
+        # Opened only now: a handle from before would be one on the host's mounts.
+        records = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        root = f"/proc/self/fd/{records}/{ROOT_NAME}"
         linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
         linux.mount("tmpfs", root, "tmpfs", _PLAIN, "size=8m,nr_inodes=4096,mode=755")
         for name in ("proc", "dev", "etc", "tmp", "run", ".old"):
@@ -119,6 +123,7 @@ def prepare(root: str) -> None:
         _etc(root)
     with wall("own /proc", _PROC_FIX):
         _proc(root)
+    return root
 
 
 def enter(job: Job) -> None:

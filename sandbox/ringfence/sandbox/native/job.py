@@ -26,7 +26,6 @@ class Order(TypedDict):
     name: str
     agent: str
     records: str
-    root: str
     lower: str
     scratch: str
     uid: int | None
@@ -85,15 +84,20 @@ class Job(TypedDict):
     timeout_s: float
 
 
+ROOT_NAME = "root"
+"""An empty directory within that of the records; every sandbox's new root is mounted on it, in its own namespace."""
+
+KERNELS_OWN = ("records", "root")
+"""What of a job is not handed over: a sandbox does without, and so can't find the kernel's directories in its memory."""
+
+
 class First(TypedDict):
-    """What a zygote has to know of a sandbox: nothing that belongs to one alone.
+    """What a zygote has to know of a sandbox: nothing that belongs to one alone. The directory of the records comes open.
 
     Attributes:
-        root: as in `Job`.
         user: whether it is to have a user namespace.
     """
 
-    root: str
     user: bool
 
 

@@ -35,11 +35,11 @@ _PROGRAM_FIX = (
 _COMMAND_FIX = "name a program on the sandbox's PATH, or a file by a path with a slash"
 
 
-def main(root: str, link: socket.socket, interpreter: Interpreter | None = None) -> None:
+def main(records: int, link: socket.socket, interpreter: Interpreter | None = None) -> None:
     """Prepare a sandbox, wait for its job and run it; never returns.
 
     Args:
-        root: as in `Job`.
+        records: the directory of the records. By its descriptor, so that no path of the kernel's stands in memory.
         link: to the warden. One packet comes: the controllers whose limits a control group holds, and as descriptors the
             job and the program's standard streams.
         interpreter: this one, where it can become a program.
@@ -49,11 +49,13 @@ def main(root: str, link: socket.socket, interpreter: Interpreter | None = None)
     """
     try:
         os.setsid()
-        jail.prepare(root)
+        os.fchdir(records)
+        root = jail.prepare()
         go, descriptors, _, _ = socket.recv_fds(link, PACKET_BYTES, _LENT, socket.MSG_CMSG_CLOEXEC)
         if not go:
             os._exit(1)
         job = read_job(descriptors[0])
+        job["root"] = root
         jail.enter(job)
         stdio = (descriptors[1], descriptors[2], descriptors[3])
         _run(job, link, stdio, frozenset(json.loads(go)), interpreter)

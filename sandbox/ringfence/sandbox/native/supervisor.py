@@ -116,7 +116,7 @@ class Supervisor:
         with wall(
             "first process", "raise the limits of processes and memory around the kernel, or end other agents"
         ):
-            self._first = self._take(Kind(order["warm"], order["root"], order["uid"] is None))
+            self._first = self._take(Kind(order["warm"], order["records"], order["uid"] is None))
         self._sinks = command_sinks(order)
         self._groups = Groups.create(label(order["records"], order["name"]))
         self._groups.limit(order["memory_bytes"], order["pids"] + 1, order["cpu"])

@@ -3,7 +3,7 @@
 A cold one has the standard library only and executes every program. A warm one has imported what agents need, and its
 children become Python programs themselves where that makes no difference.
 
-For each sandbox it gets one descriptor, a link to the warden. It forks; the child makes the namespaces, forks the first process
+For each sandbox it gets two descriptors, a link to the warden and the directory of the records. It forks; the child makes the namespaces, forks the first process
 of the sandbox, says its pid and goes, so that the warden becomes the parent. The first process prepares what all sandboxes
 have in common and waits for its job, which comes over the link. It may wait long: the warden keeps spare ones.
 
@@ -74,20 +74,21 @@ def main(descriptor: str, before: frozenset[str] | None = None) -> None:
 
 def _serve(warden: socket.socket, interpreter: Interpreter | None) -> None:
     while True:
-        packet, descriptors, _, _ = socket.recv_fds(warden, PACKET_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        packet, descriptors, _, _ = socket.recv_fds(warden, PACKET_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
         if not packet:
             os._exit(0)
-        if descriptors:
+        if len(descriptors) == 2:  # noqa: PLR2004 - as above
             link = socket.socket(fileno=descriptors[0])
             try:
-                _fork(cast("First", json.loads(packet)), link, interpreter)
+                _fork(cast("First", json.loads(packet)), link, descriptors[1], interpreter)
             except Become:
                 link.detach()
                 raise
             link.close()
+            os.close(descriptors[1])
 
 
-def _fork(first: First, link: socket.socket, interpreter: Interpreter | None) -> None:
+def _fork(first: First, link: socket.socket, records: int, interpreter: Interpreter | None) -> None:
     try:
         pid = os.fork()
     except OSError as error:
@@ -95,7 +96,7 @@ def _fork(first: First, link: socket.socket, interpreter: Interpreter | None) ->
         return
     if pid == 0:
         try:
-            _leave(first, link, interpreter)
+            _leave(first, link, records, interpreter)
         except Become:
             raise
         except BaseException:  # noqa: BLE001 - the warden sees the link end
@@ -108,9 +109,9 @@ def _refuse(link: socket.socket, message: str) -> None:
         link.send(json.dumps({"refused": message}).encode())
 
 
-def _leave(first: First, link: socket.socket, interpreter: Interpreter | None) -> None:
+def _leave(first: First, link: socket.socket, records: int, interpreter: Interpreter | None) -> None:
     """In a child of the zygote: fork the first process of a sandbox and go."""
-    linux.close_from(3, frozenset({link.fileno()}))
+    linux.close_from(3, frozenset({link.fileno(), records}))
     # Ignored, the end of the first process would leave no status for the warden.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
@@ -124,5 +125,5 @@ def _leave(first: First, link: socket.socket, interpreter: Interpreter | None) -
         _refuse(link, f"the sandbox's first process can't be forked: {error.strerror}; {_FORK_FIX}")
         return
     if pid == 0:
-        reaper.main(first["root"], link, interpreter)
+        reaper.main(records, link, interpreter)
     link.send(json.dumps({"pid": pid}).encode())

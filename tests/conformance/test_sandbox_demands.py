@@ -146,6 +146,25 @@ def test_a_mounted_interpreter_runs_the_program_and_commands(mounting_box: Box) 
         assert (done.code, done.out) == (0, "a")
 
 
+def test_a_mounted_directory_is_as_closed_as_it_is_on_the_host(native_box: Box) -> None:
+    box = native_box
+    if box.uid is None:
+        pytest.skip("here a sandbox has the rights of the kernel's user")
+    top = box.directory(box.fresh("mounted"), {"a": "a", "in/b": "b"}, owner=0)
+    top.chmod(0o700)
+    with pytest.raises(Exception, match="chmod -R a") as caught:
+        box.python("print(1)", mounts={str(top): str(top)})
+    assert str(top) in str(caught.value)
+    top.chmod(0o751)
+    code = f"import os\nprint(oct(os.stat('{top}').st_mode & 0o7777))"
+    with pytest.raises(Exception, match="chmod -R a"):
+        box.python(code, mounts={str(top): str(top)})
+    top.chmod(0o755)
+    program = box.python(code, mounts={str(top): str(top)})
+    assert program.wait() == ("exit", 0)
+    assert program.stdout.read_text() == "0o755\n"
+
+
 def test_devices_and_setuid_mean_nothing_in_a_mounted_directory(mounting_box: Box) -> None:
     box = mounting_box
     top = box.directory(box.fresh("mounted"), {"a": "a"})

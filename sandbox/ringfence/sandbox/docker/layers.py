@@ -96,7 +96,7 @@ def beneath(source: Path, target: str, nothing: Path) -> str:
         )
     for path in (source, nothing):
         _require_speakable(path, "mount another directory")
-    return f"lowerdir={nothing}:{source},index=off"
+    return f"lowerdir={source}:{nothing},index=off"
 
 
 def _require_speakable(path: Path, fix: str) -> None:

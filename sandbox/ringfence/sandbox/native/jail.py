@@ -253,10 +253,11 @@ def _mounted(root: str, source: str, target: str) -> None:
         for name in ("source", "nothing"):
             os.makedirs(f"{root}/.layers/{name}")
         linux.mount(source, f"{root}/.layers/source", None, linux.MS_BIND)
-        # Short relative names: options know no quoting, and the host's paths would show in /proc/self/mountinfo.
+        # Short relative names: options know no quoting, and the host's paths would show in /proc/self/mountinfo. The source
+        # comes first: the top takes its owner and mode from there, so what is closed on the host is closed inside.
         os.chdir(f"{root}/.layers")
         linux.mount(
-            "overlay", place, "overlay", _PLAIN | linux.MS_RDONLY, "lowerdir=nothing:source,index=off"
+            "overlay", place, "overlay", _PLAIN | linux.MS_RDONLY, "lowerdir=source:nothing,index=off"
         )
         linux.restrict_mount(place, _SEALED)
         linux.umount(f"{root}/.layers/source")

@@ -44,7 +44,7 @@ async def inbox(heart: Heart, count: int) -> list[dict[str, Any]]:
 
 
 async def approve(heart: Heart, approval: dict[str, Any], arguments: bytes = b"", reason: str = "") -> None:
-    await approvals.approve(heart.kernel, approval["id"], arguments, reason, "alice")
+    await approvals.approve(heart.kernel, approval["id"], arguments, reason, 0, "alice")
 
 
 async def test_an_approved_call_runs_once_and_says_who_approved(heart: Heart) -> None:

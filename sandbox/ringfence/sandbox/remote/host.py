@@ -113,7 +113,10 @@ class _Tenant:
         swept: list[str] = []
         if stay is not None:
             await stay.cut()
-            await stay.end("another session has begun")
+            try:
+                await stay.end("another session has begun")
+            except SandboxError as error:
+                raise RefusedError(f"{error}; look at the sandbox host's log, then try again") from error
             swept = stay.swept
         await self.lodging.clear()
         if newer:
@@ -176,7 +179,12 @@ class SandboxHost:
             for task in list(self._tasks):
                 task.cancel()
             stays = [tenant.stay for tenant in self._tenants.values() if tenant.stay is not None]
-            await asyncio.gather(*(stay.end("the sandbox host stops") for stay in stays))
+            ends = await asyncio.gather(
+                *(stay.end("the sandbox host stops") for stay in stays), return_exceptions=True
+            )
+            for problem in ends:
+                if problem is not None:
+                    log.error("not all could be ended: %s", problem)
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._sandbox.close()
 

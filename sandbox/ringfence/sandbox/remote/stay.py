@@ -102,7 +102,7 @@ class Stay:
             gone.set()
         log.info("a connection of kernel `%s` ended: %s", self.lodging.kernel, why)
         if self.session.lost is not None:
-            await self.end(why)
+            await self._end_late(why)
         else:
             self._lease = asyncio.get_running_loop().call_later(self.lease_s, self._expire)
 
@@ -116,10 +116,21 @@ class Stay:
     def _expire(self) -> None:
         if self._connection is None and self.session.lost is None:
             log.warning("kernel `%s` was not heard of for %g s", self.lodging.kernel, self.lease_s)
-            self._expiry = asyncio.create_task(self.end("its lease ran out"))
+            self._expiry = asyncio.create_task(self._end_late("its lease ran out"))
+
+    async def _end_late(self, why: str) -> None:
+        """End it where nobody waits for that."""
+        try:
+            await self.end(why)
+        except SandboxError as error:
+            log.error("%s; the next session tries again", error)  # noqa: TRY400 - the line says all
 
     async def end(self, why: str) -> None:
-        """End every sandbox of the session; returns when nothing of it is left."""
+        """End every sandbox of the session; returns when nothing of it is left. May be called again.
+
+        Raises:
+            SandboxError: something can't be ended.
+        """
         self.session.lose(why)
         if self._lease is not None:
             self._lease.cancel()
@@ -132,7 +143,11 @@ class Stay:
     async def _end_guests(self) -> None:
         guests = list(self._guests.values())
         self.swept = sorted({*self.swept, *(guest.agent for guest in guests)})
-        await asyncio.gather(*(guest.program.kill() for guest in guests), return_exceptions=True)
+        kills = await asyncio.gather(*(guest.program.kill() for guest in guests), return_exceptions=True)
+        for problem in kills:
+            # INVARIANT: what can't be ended is never taken for ended; no other session begins before it is.
+            if isinstance(problem, BaseException):
+                raise SandboxError(f"a sandbox of an earlier session can't be ended: {problem}") from problem
         watchers = [guest.watcher for guest in guests if guest.watcher is not None]
         await asyncio.gather(*watchers, return_exceptions=True)
 

@@ -473,3 +473,30 @@ def test_ceilings_that_are_reloaded_bind_at_once(scene: Scene, wild: Target) -> 
         scene.kernel.config.write_text(text)
         scene.operator.ask("Reload")
     held.rf.state.put("facts/free", 3)
+
+
+@pytest.mark.parametrize(
+    ("point", "call"),
+    [
+        ("fs.write:before_outcome", lambda held: held.rf.fs.write_text("late.txt", "from outside")),
+        ("exec.run:before_outcome", lambda held: held.rf.exec.run(["sh", "-c", "echo x > late.txt"])),
+    ],
+)
+def test_what_a_dead_kernel_wrote_under_a_taint_stays_tainted(
+    scene: Scene, wild: Target, point: str, call: Any
+) -> None:
+    held = dirty(scene, wild, files={"quarantine": "x"})
+    scene.kernel.arm(point)
+    held.rf.thread(lambda: call(held))
+    scene.kernel.await_hit(point)
+    scene.kernel.kill()
+    scene.kernel.disarm(point)
+    held.disconnect()
+    scene.kernel.start()
+    held.again()
+    held.rf.http.get(f"{wild.base}/wild/page")
+    held.rf.thread(lambda: call(held)).result()  # the program goes on by replay: it is done already
+    held.rf.fs.delete("quarantine")
+    assert tainted(held) is None
+    held.rf.fs.read_text("late.txt")
+    assert "late.txt" in (tainted(held) or "")

@@ -100,6 +100,7 @@ class Engine:
             raise SandboxError(
                 "the docker backend needs a package that is missing: pip install 'ringfence[docker]'"
             )
+        self._knock()
         import requests  # noqa: PLC0415
 
         import docker.errors  # noqa: PLC0415 # pyright: ignore[reportMissingTypeStubs] - it has none
@@ -116,7 +117,7 @@ class Engine:
             requests.RequestException,
             OSError,
         ) as error:
-            raise self._unreachable(error) from error
+            raise self._lost(error) from error
         self._answered = True
         return result
 
@@ -145,31 +146,44 @@ class Engine:
                 base_url=self.host, version=version, timeout=timeout_s, max_pool_size=_THREADS
             )
             with self._lock:
-                self._clients[timeout_s] = client
+                kept = self._clients.setdefault(timeout_s, client)
+            if kept is not client:  # another thread was faster
+                client.close()
+            return kept
         return client
 
-    def _unreachable(self, error: Exception) -> SandboxError:
-        """What is the matter with the engine, found out by one more look at its socket."""
+    def _knock(self) -> None:
+        """See that somebody listens. The SDK says less of what is the matter, and leaves its socket open."""
         place = self.socket
         kind = EngineGoneError if self._answered else SandboxError
         try:
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.settimeout(self.patience_s)
                 probe.connect(str(place))
-        except FileNotFoundError:
-            return kind(
+        except FileNotFoundError as error:
+            raise kind(
                 f"there is no docker engine at `{place}`; install and start it, or name its socket as `sandbox.docker.host`"
-            )
-        except PermissionError:
-            return SandboxError(
+            ) from error
+        except PermissionError as error:
+            raise SandboxError(
                 f"the docker engine's socket `{place}` is closed to this user; {_way_in(place)} (who may use it is root on this host)"
-            )
-        except ConnectionRefusedError:
-            return kind(f"the docker engine at `{place}` is not running; start it: systemctl start docker")
-        except OSError as reason:
-            return kind(
-                f"the docker engine at `{place}` can't be reached: {reason.strerror or reason}; start it anew"
-            )
+            ) from error
+        except ConnectionRefusedError as error:
+            raise kind(
+                f"the docker engine at `{place}` is not running; start it: systemctl start docker"
+            ) from error
+        except OSError as error:
+            raise kind(
+                f"the docker engine at `{place}` can't be reached: {error.strerror or error}; start it anew"
+            ) from error
+
+    def _lost(self, error: Exception) -> SandboxError:
+        """What is the matter with an engine that listens, or did a moment ago."""
+        try:
+            self._knock()
+        except SandboxError as reason:
+            return reason
+        place = self.socket
         if "timed out" in str(error).lower():
             return EngineGoneError(
                 f"the docker engine at `{place}` does not answer within {self.patience_s:g} s; look at its log and start it anew"

@@ -91,12 +91,16 @@ def too_wide(rule: Rule) -> Iterator[Problem]:
             )
         elif isinstance(pattern, TablePattern):
             yield from _wide_table(rule, pattern)
-        elif isinstance(pattern, TreePattern) and rule.kind == "key" and pattern.pieces == (MANY,):
+        elif isinstance(pattern, TreePattern) and _of_state(rule) and pattern.pieces == (MANY,):
             yield _at(
                 rule, f"`{rule.text}` reaches the keys of every agent", "name a prefix, such as `jobs/**`"
             )
         elif isinstance(pattern, NamePattern) and pattern.segment.parts == ("", ""):
             yield from _wide_name(rule)
+
+
+def _of_state(rule: Rule) -> bool:
+    return rule.action_pattern.startswith("state.")
 
 
 def _wide_command(rule: Rule, pattern: CommandPattern) -> Iterator[Problem]:
@@ -165,7 +169,8 @@ def lookalikes(rule: Rule) -> Iterator[Problem]:
                 text = f"`{host}` is one label before the rest: neither the bare host nor deeper ones"
                 yield _at(rule, text, f"write `*{host}` for all of them")
             continue
-        if not forbids or not isinstance(pattern, TreePattern) or rule.kind != "path":
+        # Beside an ask that says too little, what nothing allows is denied all the same.
+        if rule.verdict is not Verdict.DENY or not isinstance(pattern, TreePattern) or rule.kind != "path":
             continue
         last = pattern.pieces[-1]
         if isinstance(last, Many):

@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 PATIENCE_S = 30.0
-"""How long the engine may take for an answer; to start and remove containers, four times that."""
-_SLOW = 4
+"""How long the engine may take for an answer; to start and remove containers, twice that."""
+_SLOW = 2
 _THREADS = 32
 _UNIX = "unix://"
 _ANY_API = "1.41"

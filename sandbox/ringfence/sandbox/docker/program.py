@@ -111,7 +111,7 @@ class DockerProgram:
             SandboxError: it is frozen and the engine does not answer.
         """
         self.end("killed")
-        done, _ = await asyncio.wait([self._follower], timeout=6 * self._engine.patience_s)
+        done, _ = await asyncio.wait([self._follower], timeout=4 * self._engine.patience_s)
         if not done:
             raise SandboxError(
                 f"container `{self.container[:SHORT_ID]}` can't be ended: the docker engine at `{self._engine.socket}` does not answer; "

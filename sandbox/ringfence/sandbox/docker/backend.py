@@ -44,8 +44,9 @@ log = logging.getLogger(__name__)
 
 _TIDY_SHARE = 0.2
 _LIVE = ("running", "paused", "restarting")
-_RIGHTS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
-_FILTERED_STATUS = {"NoNewPrivs": 1, "Seccomp": 2}
+_RIGHTS = dict.fromkeys(("CapInh", "CapPrm", "CapEff", "CapBnd"), 0)
+_OF_LINUX = {"CapAmb": 0, "NoNewPrivs": 1, "Seccomp": 2}
+"""What only Linux itself says of a process; the kernel of another runtime has its own means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +241,7 @@ class DockerSandbox:
         held = await self._prepare()
         readiness.demand(spec.require, held)
         own = await asyncio.to_thread(self._places.etc, uid)
+        linux = self.settings.runtime == "runc"
         job: dict[str, Any] = {
             "argv": argv,
             "env": env,
@@ -248,8 +250,8 @@ class DockerSandbox:
             "cwd": "",
             "views": [],
             "shown": [[one.target, str(one.source)] for one in shown],
-            "status": dict.fromkeys(_RIGHTS, 0)
-            | (_FILTERED_STATUS if self.settings.runtime == "runc" else {}),
+            "status": _RIGHTS | (_OF_LINUX if linux else {}),
+            "linux": linux,
         }
         box = Box(
             image=self.settings.image,

@@ -90,7 +90,7 @@ class Launcher:
             making = self.engine.call(lambda api: _create(api, box, wanted), slow=True)
             made = await self.refusable(undisturbed(making), box)
             link = await self.refusable(self._begin(made, listener), box)
-            started = await _greeted(link, box.uid, plan)
+            started = await _greeted(link, box.uid if box.runtime == "runc" else None, plan)
             plan.views = started.views
             return DockerProgram(
                 self.engine,
@@ -163,7 +163,7 @@ async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-async def _greeted(link: socket.socket, uid: int, plan: Plan) -> Started:
+async def _greeted(link: socket.socket, uid: int | None, plan: Plan) -> Started:
     """Hand the job over; the link is closed when that does not work."""
     work = asyncio.to_thread(greet, link, uid, plan.job, plan.stdin, plan.stdout, plan.stderr)
     task = asyncio.create_task(work)

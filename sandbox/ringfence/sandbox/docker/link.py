@@ -72,9 +72,17 @@ class Started:
 
 
 def greet(
-    link: socket.socket, uid: int, job: Mapping[str, Any], stdin: bytes, stdout: int, stderr: int
+    link: socket.socket, uid: int | None, job: Mapping[str, Any], stdin: bytes, stdout: int, stderr: int
 ) -> Started:
     """Hand over the job and wait until the program runs. Blocks.
+
+    Args:
+        link: with the first process.
+        uid: whose it is on this host; None: the other end is a runtime that has a kernel of its own.
+        job: what to run.
+        stdin: bytes for standard input.
+        stdout: descriptor for standard output.
+        stderr: the same for standard error.
 
     Raises:
         SandboxError: it was refused; the program does not run.
@@ -82,7 +90,9 @@ def greet(
     """
     credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, peer, _ = _CREDENTIALS.unpack(credentials)
-    if peer != uid:
+    if uid is None:
+        pid = 0
+    elif peer != uid:
         raise SandboxError(
             f"the engine runs the sandbox as uid {peer} of this host, not {uid}; switch its userns-remap off"
         )

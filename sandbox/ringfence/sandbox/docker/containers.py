@@ -18,6 +18,8 @@ _TMP_LEAST_BYTES = 16 << 20
 _SHM_BYTES = 16 << 20
 _CPU_PERIOD_US = 100_000
 _CPU_QUOTA_LEAST_US = 1000
+_OWN_KERNEL_THREADS = 256
+"""Threads that a runtime with a kernel of its own may take for itself; they count towards the group's limit."""
 _NOFILE = 1024
 _CORE_BYTES = 1
 _MASKED = (
@@ -113,7 +115,7 @@ def container(box: Box) -> dict[str, Any]:
         "UsernsMode": "host",
         "Memory": limits.memory_bytes,
         "MemorySwap": limits.memory_bytes,
-        "PidsLimit": limits.pids + 1,
+        "PidsLimit": limits.pids + 1 if box.runtime == "runc" else 2 * limits.pids + _OWN_KERNEL_THREADS,
         "CpuPeriod": _CPU_PERIOD_US,
         "CpuQuota": quota,
         "Tmpfs": {"/tmp": _tmpfs(limits)},  # noqa: S108 - the sandbox's own

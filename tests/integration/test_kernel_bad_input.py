@@ -105,6 +105,14 @@ def test_up_on_a_directory_in_use(scene: Scene) -> None:
     assert console("status", "--data", str(data)).returncode == 0
 
 
+def test_up_where_it_is_not_known_where_sandboxes_ran(place: Path) -> None:
+    (place / "d/remote").mkdir(parents=True)
+    (place / "d").chmod(0o700)
+    (place / "d/remote/owner.json").write_text("{")
+    done = up("--data", str(place / "d"), "--dsn", NOWHERE)
+    one_line(done, 1, "owner.json", "it is damaged; mend or remove it")
+
+
 def test_up_on_what_is_no_directory(place: Path) -> None:
     file = place / "file"
     file.write_text("")

@@ -47,6 +47,7 @@ from ringfence.kernel.server.operator_door import OperatorDoor
 from ringfence.kernel.takeover import Takeover
 from ringfence.kernel.telemetry import open_telemetry
 from ringfence.sandbox.snapshots import SnapshotStore
+from ringfence.sandbox.types import SandboxError
 from ringfence.syscalls.http_client import close_clients
 from ringfence.syscalls.sql_target.session import close_targets
 from ringfence.syscalls.table import build_table
@@ -101,7 +102,7 @@ async def _run(settings: Settings, announce: Callable[[str], None]) -> int:
             raise StartError(
                 f"the database can't be reached: {error}; check the DSN and that the server runs", 6
             ) from error
-        except AnchorError as error:
+        except (AnchorError, SandboxError) as error:
             raise StartError(str(error)) from error
         except JournalError as error:
             raise StartError(f"the database can't be used: {error}; mend that and start again") from error

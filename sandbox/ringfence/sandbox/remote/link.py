@@ -54,6 +54,11 @@ class RemoteSettings:
         return host, int(port)
 
 
+def _damaged(path: Path, error: Exception) -> str:
+    what = (error.strerror or str(error)).lower() if isinstance(error, OSError) else "it is damaged"
+    return f"`{path}`, which says where sandboxes ran, can't be used: {what}; mend or remove it"
+
+
 def settings_used(data: Path) -> RemoteSettings | None:
     """Where the kernels of a data directory had their sandboxes run; None: never elsewhere.
 
@@ -67,7 +72,7 @@ def settings_used(data: Path) -> RemoteSettings | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SandboxError(f"`{path}` can't be used: {error}; mend or remove it") from error
+        raise SandboxError(_damaged(path, error)) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +114,7 @@ class Owner:
                 fresh.rename(path)
                 return owner
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SandboxError(f"`{path}` can't be used: {error}; mend or remove it") from error
+            raise SandboxError(_damaged(path, error)) from error
 
 
 async def connect(settings: RemoteSettings) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:

@@ -206,9 +206,9 @@ class Box:
         self.number += 1
         return f"{name}-{self.number}"
 
-    def another_host(self, script: str = "backend_host.py") -> Host:
-        """A second kernel process on the same data directory."""
-        host = Host(self.mode, self.data, self.source, script)
+    def another_host(self, script: str = "backend_host.py", data: Path | None = None) -> Host:
+        """A second kernel process, on the same data directory or on one of its own."""
+        host = Host(self.mode, data or self.data, self.source, script)
         self.hosts.append(host)
         return host
 

@@ -136,3 +136,24 @@ def test_an_interpreter_below_a_closed_home_works_for_another_uid(native_box: Bo
 def test_some_directories_are_never_shown(box: Box, path: str) -> None:
     with pytest.raises(Exception, match="can't be shown"):
         box.python("print(1)", readonly=[path])
+
+
+def test_the_first_starts_of_a_kernel_may_come_at_once(box: Box) -> None:
+    if box.kind.fences:
+        pytest.skip("the machine elsewhere knows one data directory")
+    data = box.directory(box.fresh("data"), owner=box.kind.kernel_uid)
+    host = box.another_host(data=data)
+    spec = {
+        "agent": "agent-1",
+        "argv": ["/bin/sh", "-c", "exit 7"],
+        "env": {"PATH": "/usr/bin:/bin"},
+        "image": str(box.directory(box.fresh("image"))),
+        "socket_dir": str(box.directory(box.fresh("sockets"))),
+        "uid": box.uid,
+        "stdout": "/dev/null",
+        "stderr": "/dev/null",
+    }
+    starts = [host.begin("start", **spec)[1] for _ in range(8)]
+    for start in starts:
+        assert host.call("wait", program=start.result(60)["program"]) == {"reason": "exit", "code": 7}
+    assert host.call("sweep") == []

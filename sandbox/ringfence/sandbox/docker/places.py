@@ -49,7 +49,8 @@ class Places:
         for directory in ("etc", "mask", "links", "nothing"):
             (self._top / directory).mkdir(mode=0o755, exist_ok=True)
         if not self._owner.exists():
-            fresh = self._owner.with_suffix(f".{self.kernel}")
+            # Several threads may be here at once.
+            fresh = self._owner.with_suffix(f".{uuid.uuid4().hex}")
             with fresh.open("w", encoding="ascii") as file:
                 file.write(uuid.uuid4().hex)
                 file.flush()
@@ -67,7 +68,7 @@ class Places:
     def remember(self, host: str) -> None:
         """Keep which engine is used, for a later kernel that ends what is left there."""
         if host not in self.engines():
-            fresh = self._engines.with_suffix(f".{self.kernel}")
+            fresh = self._engines.with_suffix(f".{uuid.uuid4().hex}")
             with fresh.open("w", encoding="utf-8") as file:
                 file.write("".join(f"{one}\n" for one in (*self.engines(), host)))
                 file.flush()

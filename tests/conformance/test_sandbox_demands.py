@@ -80,6 +80,7 @@ LOOK = """
 import os, socket, stat, sys
 top = sys.argv[2]
 print(open(f"{top}/tool/data").read())
+print(sorted(os.listdir(top)), sorted(os.listdir(f"{top}/tool")))
 try:
     open(f"{top}/tool/new", "w")
 except OSError as error:
@@ -124,6 +125,7 @@ def test_a_mounted_directory_is_read_only_and_leads_to_nothing_on_the_host(mount
     assert ended == ("exit", 0), program.stderr.read_text()
     assert program.stdout.read_text().splitlines() == [
         "content",
+        "['door', 'link', 'pipe', 'tool'] ['data', 'run']",
         "Read-only file system",
         str(0o140000),
         str(0o010000),

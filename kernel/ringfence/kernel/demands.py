@@ -57,9 +57,8 @@ def check_walls(demands: Sequence[Demand] | None, walls: Sequence[Wall], backend
             raise WallMissing(demand, f"the sandbox `{backend}` has no wall `{demand.wall}`; it has: {known}")
         for wall in (*chosen, *(wall for wall in walls if wall.required)):
             if not wall.ok:
-                raise WallMissing(
-                    demand, f"this host lacks the sandbox's wall `{wall.name}`: {wall.detail}; {wall.fix}"
-                )
+                lacks = f"this host lacks the sandbox's wall `{wall.name}`: {wall.detail}"
+                raise WallMissing(demand, f"{lacks}; {wall.fix}" if wall.fix else lacks)
         if demand.form:
             _check_form(demand, chosen[0])
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ringfence.policy.conditions import Amount, Created, Environment, Share
 from ringfence.policy.facts import Facts
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from ringfence.kernel.core import Core
     from ringfence.kernel.rights import Rights
     from ringfence.kernel.thread import Thread
+
+_JSON_TYPE: Final = re.compile(r"(application|text)/([a-z0-9!#$&^_.-]+\+)?json")
+_UTF8: Final = re.compile(r"charset\s*=\s*(\"utf-?8\"|utf-?8)")
 
 
 async def facts_for(
@@ -44,7 +48,7 @@ async def facts_for(
     if Created in kinds:
         await thread.history.catch_up(core, thread)
     looked_into = not kinds.isdisjoint((Amount, Hearsay))
-    given = _arguments(arguments) if looked_into and arguments is not None else None
+    given = arguments_of(arguments) if looked_into and arguments is not None else None
     told = await thread.history.told.to(core, thread) if Hearsay in kinds else None
     shares = thread.budgets.shares() if Share in kinds else None
     taint = thread.facts.taint
@@ -118,11 +122,23 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _arguments(canonical: bytes) -> Mapping[str, Any]:
+def _says_json(headers: Mapping[str, str]) -> bool:
+    """Whether headers leave no other reading of a body than JSON in UTF-8: a target may go by what they say."""
+    # INVARIANT: what is valid JSON can be a form, or text in another encoding, with other values in it.
+    sent = {name.lower(): value.strip().lower() for name, value in headers.items()}
+    kind, *parameters = (part.strip() for part in sent.get("content-type", "application/json").split(";"))
+    return (
+        _JSON_TYPE.fullmatch(kind) is not None
+        and all(_UTF8.fullmatch(one) or not one.startswith("charset") for one in parameters)
+        and sent.get("content-encoding", "identity") == "identity"
+    )
+
+
+def arguments_of(canonical: bytes) -> Mapping[str, Any]:
     """Arguments as JSON values, and under `json` the body of a request that is some."""
     given = cast("dict[str, Any]", json.loads(canonical))
     body = given.get("body")
-    if isinstance(body, str) and "json" not in given:
+    if isinstance(body, str) and "json" not in given and _says_json(given.get("headers") or {}):
         try:
             given["json"] = json.loads(base64.b64decode(body), object_pairs_hook=_once)
         except (ValueError, RecursionError):

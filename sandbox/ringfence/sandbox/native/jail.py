@@ -253,6 +253,8 @@ def _mounted(root: str, source: str, target: str) -> None:
         for name in ("source", "nothing"):
             os.makedirs(f"{root}/.layers/{name}")
         linux.mount(source, f"{root}/.layers/source", None, linux.MS_BIND)
+        # A mount of its own, which the overlay keeps: a directory that is removed below can't be read, so nothing would be listed.
+        linux.mount("tmpfs", f"{root}/.layers/nothing", "tmpfs", _PLAIN, "size=4k,mode=555")
         # Short relative names: options know no quoting, and the host's paths would show in /proc/self/mountinfo. The source
         # comes first: the top takes its owner and mode from there, so what is closed on the host is closed inside.
         os.chdir(f"{root}/.layers")
@@ -260,8 +262,8 @@ def _mounted(root: str, source: str, target: str) -> None:
             "overlay", place, "overlay", _PLAIN | linux.MS_RDONLY, "lowerdir=source:nothing,index=off"
         )
         linux.restrict_mount(place, _SEALED)
-        linux.umount(f"{root}/.layers/source")
         for name in ("source", "nothing"):
+            linux.umount(f"{root}/.layers/{name}")
             os.rmdir(f"{root}/.layers/{name}")
         os.rmdir(f"{root}/.layers")
 

@@ -199,3 +199,9 @@ def test_what_a_resource_vouches_for() -> None:
         with pytest.raises(ManifestError) as caught:
             parse_kernel_file(KERNEL % wrong, "k.yaml")
         assert words in str(caught.value), wrong
+
+
+@pytest.mark.parametrize("field", ["/json", "/json/to", "/JSON/to"])
+def test_of_a_body_that_can_not_be_read_nothing_is_vouched_for(field: str) -> None:
+    assert "can't be read" in holds({"body": "dG89bWFsbG9yeQ=="}, TOLD, fields=(field,))
+    assert holds({"json": {"to": "known@example.com"}}, TOLD, fields=(field,)) == ""

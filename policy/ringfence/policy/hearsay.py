@@ -17,7 +17,7 @@ SOURCES: Final = ("input", "answers")
 """Who vouches: the agent's input, and fields of answers that the operator named under `vouches`."""
 
 _SHOWN: Final = 80
-_BODY: Final = "/json/"
+_BODY: Final = "json"
 _JOINS: Final = frozenset("_@+-")
 
 
@@ -49,9 +49,10 @@ class Hearsay:
         given = cast("Mapping[str, object]", arguments)
         for name in self.fields:
             # INVARIANT: a body that can't be read may hold anything; a field that isn't there holds nothing.
-            if name.startswith(_BODY) and "json" not in given:
+            parts = name.split("/")[1:]
+            if folded(parts[0]) == _BODY and _BODY not in given:
                 return "the body of the request can't be read"
-            for value in _at(given, name.split("/")[1:]):
+            for value in _at(given, parts):
                 for one in words_in(value):
                     if not self._vouched(one, facts.told):
                         return f"`{name}` holds `{_shown(one)}`, which {self._nobody} names"

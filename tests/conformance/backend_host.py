@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import resource
@@ -106,6 +107,8 @@ class Host:
 
         await asyncio.gather(*(some() for _ in range(at_once)))
         self.programs.clear()
+        # What is only in cycles of references waits for the collector, and is not kept.
+        gc.collect()
         return ended
 
     async def cycle(self, way: str, spec: dict[str, Any]) -> None:

@@ -55,6 +55,7 @@ class Kind:
         left: what is left on this host of the sandboxes of a data directory, besides processes that carry a test's token:
             records, control groups, containers. Empty as long as nothing runs.
         pace: how many starts of the native backend one of this takes: tests of very many do with so much less of them.
+        pool: how many connections to an engine it may keep open for the next calls.
         warm: Python programs of tests are such that the backend has an interpreter warm for them.
         only: test modules that this mode tells something about; empty: all.
         without: programs of this host that its sandboxes have not.
@@ -75,6 +76,7 @@ class Kind:
     stride: int = 1
     left: Callable[[Path], list[str]] = _nothing
     pace: int = 1
+    pool: int = 0
     warm: bool = False
     only: frozenset[str] = frozenset()
     without: frozenset[str] = frozenset()
@@ -233,6 +235,7 @@ KINDS = {
         inside_uid=AGENT_UID if _ROOT else os.geteuid(),
         frozen=True,
         pace=8,
+        pool=32,
         stride=8,
         walls=frozenset(
             {

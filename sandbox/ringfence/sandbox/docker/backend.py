@@ -84,6 +84,7 @@ class DockerSandbox:
         self._engine, self._launcher = self._reach(settings)
         self._held: readiness.Held | None = None
         self._swept = False
+        self._preparing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -274,6 +275,10 @@ class DockerSandbox:
 
     async def _prepare(self) -> readiness.Held:
         """Before the first container: the engine can raise the walls, and nothing of an earlier kernel runs."""
+        async with self._preparing:
+            return await self._prepared()
+
+    async def _prepared(self) -> readiness.Held:
         await asyncio.to_thread(self._places.prepare)
         held, settings = self._held, self.settings
         if held is None:

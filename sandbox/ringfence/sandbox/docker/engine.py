@@ -25,6 +25,8 @@ PATIENCE_S = 30.0
 """How long the engine may take for an answer; to start and remove containers, twice that."""
 _SLOW = 2
 _THREADS = 32
+_KEPT = 4
+"""Connections that are kept open for the next calls; the SDK keeps them by URL, and each container has its own."""
 _UNIX = "unix://"
 _ANY_API = "1.41"
 _NOT_FOUND, _CONFLICT = 404, 409
@@ -143,7 +145,7 @@ class Engine:
             finally:
                 asking.close()
             client = sdk.APIClient(
-                base_url=self.host, version=version, timeout=timeout_s, max_pool_size=_THREADS
+                base_url=self.host, version=version, timeout=timeout_s, num_pools=_KEPT, max_pool_size=_KEPT
             )
             with self._lock:
                 kept = self._clients.setdefault(timeout_s, client)

@@ -175,7 +175,7 @@ def lay_out(home: Path, target: Target) -> None:
     workspace = home / "workspace"
     for folder in ("in", "data"):
         (workspace / folder).mkdir(parents=True)
-    for name in ("a", "b", "c"):
+    for name in ("a", "b", "c", "d"):
         (workspace / "data" / f"{name}.csv").write_text(f"{name}\n")
     (workspace / "agent.py").write_text(PROGRAM)
     (home / "agent.yaml").write_text(MANIFEST.format(base=target.base))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+import contextlib
+from collections.abc import Generator, Iterator
 
 from bench.host import Bench, serving
 from bench.report import Section
 from bench.sandbox import engine
 from bench.sandbox.fleet import OTHERS, Fleet
-from bench.sandbox.place import place
+from bench.sandbox.place import Door, doors, place
 from bench.sandbox.starts import Starts
 
 WAYS = 4
@@ -18,25 +18,20 @@ WAYS = 4
 
 
 def measure(bench: Bench) -> Section:
-    """Starts by turns, then fleets, then containers, on one kernel with a door for every program that calls."""
+    """Starts by turns, then containers, then fleets; a door of a real kernel for every program that calls."""
     section = Section(name="sandbox", title="starting sandboxed programs, and fleets of them; others beside")
-    home = bench.directory("kernel")
-    live = 40 if bench.quick else 200
-    doors = WAYS * (8 if bench.quick else 30) + live + 2 * OTHERS
-    bench.say(f"starting a kernel with {doors} doors")
-    options = ("--data", str(home / "k"), "--agents", str(doors))
-    with serving("bench.serve", *options, log=home / "serve.log") as (_, told):
-        asyncio.run(_measure(bench, section, told["targets"]))
+    asyncio.run(_measure(bench, section))
     return section
 
 
-async def _measure(bench: Bench, section: Section, targets: Sequence[Mapping[str, Any]]) -> None:
-    async with place(bench, targets) as found:
-        starts = Starts(bench, found)
-        await starts.measure()
-        fleet = Fleet(bench, found)
-        await fleet.measure()
+async def _measure(bench: Bench, section: Section) -> None:
+    async with place(bench) as found:
+        starts, fleet = Starts(bench, found), Fleet(bench, found)
+        with _kernel(bench, WAYS * starts.times) as found.doors:
+            await starts.measure()
         rows, more, notes = await engine.measure(bench, found)
+        with _kernel(bench, fleet.live + 2 * OTHERS) as found.doors:
+            await fleet.measure()
     columns = ("what", "ms", "p99 ms", "MB each", "beside", "its ms", "its MB", "ratio")
     section.rows = [
         {column: line.get(column) for column in columns} for line in (*starts.rows, *rows, *fleet.rows)
@@ -49,3 +44,13 @@ async def _measure(bench: Bench, section: Section, targets: Sequence[Mapping[str
         "the first call goes through the door of a kernel with its policy, journal and PostgreSQL; medians of starts by turns",
         "MB: proportional share (PSS) of the programs, their first processes, and all processes that make and watch them",
     ]
+
+
+@contextlib.contextmanager
+def _kernel(bench: Bench, count: int) -> Generator[Iterator[Door]]:
+    """A kernel with that many doors; each takes up some of the files that it may open, so there is one at a time."""
+    bench.say(f"starting a kernel with {count} doors")
+    home = bench.directory("kernel")
+    options = ("--data", str(home / "k"), "--agents", str(count))
+    with serving("bench.serve", *options, log=home / "serve.log") as (_, told):
+        yield doors(told["targets"])

@@ -163,8 +163,8 @@ def doors(targets: Sequence[Mapping[str, Any]]) -> Iterator[Door]:
 
 
 @contextlib.asynccontextmanager
-async def place(bench: Bench, targets: Sequence[Mapping[str, Any]]) -> AsyncGenerator[Place]:
-    """One backend for the whole measurement, as a kernel has one."""
+async def place(bench: Bench) -> AsyncGenerator[Place]:
+    """One backend for the whole measurement, as a kernel has one; it has no doors yet."""
     home = bench.directory("sandbox")
     image = home / "image"
     image.mkdir(mode=0o755)
@@ -179,7 +179,7 @@ async def place(bench: Bench, targets: Sequence[Mapping[str, Any]]) -> AsyncGene
         sandbox=sandbox,
         home=home,
         image=image,
-        doors=doors(targets),
+        doors=iter(()),
         environment={**PROGRAM_ENVIRONMENT, **command_environment(names)},
         readonly=[*interpreter_directories(), names],
     )

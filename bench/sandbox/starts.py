@@ -38,7 +38,7 @@ class Starts:
     def __init__(self, bench: Bench, place: Place) -> None:
         self._bench = bench
         self._place = place
-        self._times = 8 if bench.quick else 30
+        self.times = 8 if bench.quick else 30
         self._python = others.interpreter()
         self.rows: list[dict[str, Any]] = []
         self.targets: list[Target] = []
@@ -72,8 +72,8 @@ class Starts:
         self, what: str, ways: Mapping[str, Callable[[], Awaitable[float]]]
     ) -> dict[str, list[float]]:
         spent: dict[str, list[float]] = {name: [] for name in ways}
-        for turn in range(self._times):
-            self._bench.say(f"{what}, {turn + 1} of {self._times}")
+        for turn in range(self.times):
+            self._bench.say(f"{what}, {turn + 1} of {self.times}")
             for name, way in ways.items():
                 spent[name].append(await way())
         return spent

@@ -161,6 +161,14 @@ def test_what_can_not_be_kept_is_not_destroyed(held: Held, drive: Drive) -> None
         lambda: remove(held, drive, {"name": "a"}),
         lambda: remove(held, drive, "../files/a"),
         lambda: held.rf.http.post(f"{drive.base}/remove", data=b"name=a"),
+        # What is kept would not be what is destroyed: targets differ in how they read these.
+        lambda: held.rf.http.post(f"{drive.base}/remove", data=b'{"file": {"name": "b", "name": "a"}}'),
+        lambda: held.rf.http.post(f"{drive.base}/remove", data=b'{"file": {"name": "a", "Name": "b"}}'),
+        lambda: held.rf.http.post(
+            f"{drive.base}/remove",
+            data=b'{"file": {"name": "a"}, "x": "&file[name]=b"}',
+            headers={"content-type": "application/x-www-form-urlencoded"},
+        ),
     ):
         held.refused(SnapshotFailed, work)
     drive.failing = True

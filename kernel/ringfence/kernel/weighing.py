@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ringfence.policy.conditions import Amount, Created, Environment, Share
 from ringfence.policy.facts import Facts
-from ringfence.policy.hearsay import Hearsay, folded
+from ringfence.policy.hearsay import Hearsay
 from ringfence.policy.matcher import match_name
 from ringfence.syscalls.base import Question
+from ringfence.syscalls.http_body import json_of
 from ringfence.syscalls.http_common import resource_of
 
 if TYPE_CHECKING:
     from ringfence.kernel.core import Core
     from ringfence.kernel.rights import Rights
     from ringfence.kernel.thread import Thread
-
-_JSON_TYPE: Final = re.compile(r"(application|text)/([a-z0-9!#$&^_.-]+\+)?json")
-_UTF8: Final = re.compile(r"charset\s*=\s*(\"utf-?8\"|utf-?8)")
 
 
 async def facts_for(
@@ -112,36 +110,12 @@ def _created(thread: Thread, question: Question) -> bool | None:
     return None
 
 
-class _TwoReadings(ValueError):
-    """JSON with a name twice, whatever its case: readers differ in which one counts."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({folded(name) for name, _ in pairs}) != len(pairs):
-        raise _TwoReadings
-    return dict(pairs)
-
-
-def _says_json(headers: Mapping[str, str]) -> bool:
-    """Whether headers leave no other reading of a body than JSON in UTF-8: a target may go by what they say."""
-    # INVARIANT: what is valid JSON can be a form, or text in another encoding, with other values in it.
-    sent = {name.lower(): value.strip().lower() for name, value in headers.items()}
-    kind, *parameters = (part.strip() for part in sent.get("content-type", "application/json").split(";"))
-    return (
-        _JSON_TYPE.fullmatch(kind) is not None
-        and all(_UTF8.fullmatch(one) or not one.startswith("charset") for one in parameters)
-        and sent.get("content-encoding", "identity") == "identity"
-    )
-
-
 def arguments_of(canonical: bytes) -> Mapping[str, Any]:
     """Arguments as JSON values, and under `json` the body of a request that is some."""
     given = cast("dict[str, Any]", json.loads(canonical))
     body = given.get("body")
-    if isinstance(body, str) and "json" not in given and _says_json(given.get("headers") or {}):
-        try:
-            given["json"] = json.loads(base64.b64decode(body), object_pairs_hook=_once)
-        except (ValueError, RecursionError):
-            # INVARIANT: a body that can be read in two ways, or in none, has no field that a condition could find.
-            given.pop("json", None)
+    if isinstance(body, str) and "json" not in given:
+        # INVARIANT: a body that can be read in two ways, or in none, has no field that a condition could find.
+        with suppress(ValueError):
+            given["json"] = json_of(base64.b64decode(body), given.get("headers") or {})
     return given

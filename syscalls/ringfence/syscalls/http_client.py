@@ -125,7 +125,7 @@ async def _protect(call: Call, target: Target, body: bytes) -> None:
             f"`{target.method}` on `{target.resource.name}` destroys data and can't be undone: "
             "the resource declares no `undo` for it; the operator can declare one, or change its `effects`"
         )
-    await keep(call, target.resource, undo, target.url, body)
+    await keep(call, undo, target, body)
 
 
 async def _send_once(call: Call, body: bytes) -> Answer:

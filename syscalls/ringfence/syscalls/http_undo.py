@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -16,16 +15,18 @@ from urllib.parse import quote
 import httpx
 import msgspec
 from ringfence.policy.canonical import canonical_url, split_url
-from ringfence.policy.facts import MISSING, field_of
+from ringfence.policy.facts import field_of
 from ringfence.policy.matcher import match_url_path
 from ringfence.policy.problems import PatternError
 from ringfence.sandbox.snapshots import SnapshotError
 from ringfence.syscalls.errors import SnapshotFailed
+from ringfence.syscalls.http_body import NotPlain, json_of
 from ringfence.syscalls.http_wire import ask
 
 if TYPE_CHECKING:
     from ringfence.syscalls.base import Call
     from ringfence.syscalls.declared import HttpResource, HttpUndo
+    from ringfence.syscalls.http_common import Target
 
 KEPT_BYTES_MAX: Final = 4 << 20
 """Longest answer that is kept of what a call destroys."""
@@ -67,7 +68,7 @@ def _path_below(resource: HttpResource, url: str) -> str:
     return "/" + "/".join(split_url(url).segments[base:])
 
 
-async def keep(call: Call, resource: HttpResource, undo: HttpUndo, url: str, body: bytes) -> None:
+async def keep(call: Call, undo: HttpUndo, target: Target, body: bytes) -> None:
     """Read what a call is about to destroy and keep it as the call's rollback point.
 
     Raises:
@@ -77,24 +78,20 @@ async def keep(call: Call, resource: HttpResource, undo: HttpUndo, url: str, bod
     point = f"p{call.step}"
     known = await asyncio.to_thread(store.load, point)
     # A crashed attempt has kept it, and may have destroyed it since.
-    kept = (
-        msgspec.convert(known.extra, Kept)
-        if known is not None
-        else await _read(call, resource, undo, url, body)
-    )
+    kept = msgspec.convert(known.extra, Kept) if known is not None else await _read(call, undo, target, body)
     if known is None:
         try:
             known = await asyncio.to_thread(store.put_record, point, msgspec.to_builtins(kept))
         except SnapshotError as error:
             raise SnapshotFailed(
-                f"what `{resource.name}` holds there can't be kept: {error}; nothing was destroyed"
+                f"what `{target.resource.name}` holds there can't be kept: {error}; nothing was destroyed"
             ) from error
     call.add_point([kept.put_back_url], "http", known.size_bytes)
 
 
-async def _read(call: Call, resource: HttpResource, undo: HttpUndo, url: str, body: bytes) -> Kept:
-    path = _path_below(resource, url)
-    look, back = (_filled(resource, parts, path, body) for parts in (undo.keep, undo.put_back))
+async def _read(call: Call, undo: HttpUndo, target: Target, body: bytes) -> Kept:
+    resource = target.resource
+    look, back = (_filled(target, parts, body) for parts in (undo.keep, undo.put_back))
     failed = f"what the call destroys can't be read from `{resource.name}` before"
     try:
         answer = await ask(resource, "GET", look, within_s=min(resource.timeout_s, call.deadline_s))
@@ -114,23 +111,28 @@ async def _read(call: Call, resource: HttpResource, undo: HttpUndo, url: str, bo
     )
 
 
-def _filled(resource: HttpResource, parts: Sequence[str], path: str, body: bytes) -> str:
+def _filled(target: Target, parts: Sequence[str], body: bytes) -> str:
     """A URL of the template's plain parts and holes, by turns."""
+    path = _path_below(target.resource, target.url)
     text = ""
     for number, part in enumerate(parts):
-        text += part if number % 2 == 0 else path if part == "path" else _value(part, body)
+        text += part if number % 2 == 0 else path if part == "path" else _value(part, target, body)
     try:
-        return canonical_url(resource.base + text)
+        return canonical_url(target.resource.base + text)
     except PatternError as error:
         raise SnapshotFailed(f"what the call destroys can't be named: {error}; nothing was sent") from None
 
 
-def _value(pointer: str, body: bytes) -> str:
+def _value(pointer: str, target: Target, body: bytes) -> str:
     """A field of the body as one segment."""
+    # INVARIANT: what is kept is what the target destroys, so a body that it may read in another way names nothing.
     try:
-        value = field_of(json.loads(body), pointer)
-    except (ValueError, RecursionError):
-        value = MISSING
+        value = field_of(json_of(body, target.headers), pointer)
+    except NotPlain:
+        raise SnapshotFailed(
+            "what the call destroys can't be named: its body is no JSON, by its headers or in fact, or has a name twice; "
+            "nothing was sent"
+        ) from None
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise SnapshotFailed(
             f"the body has no `{pointer}` that names what the call destroys; nothing was sent"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 from typing import Any
 
 import pytest
-from ringfence.sandbox.remote import wire
+from ringfence.sandbox.remote import pumps, wire
 from ringfence.sandbox.remote.channels import BULK_WINDOW, ChannelLostError, Channels
 from ringfence.sandbox.remote.session import UNSEEN_BYTES_MAX, Session, SessionLostError
 
@@ -160,3 +161,25 @@ async def test_a_message_that_is_too_large_is_refused_and_the_session_goes_on(pa
     into = pair.far_end.make(receives=True, number=out.number)
     await out.send(b"well")
     assert await into.read() == b"well"
+
+
+async def test_a_relay_that_is_cancelled_leaves_no_error_behind(pair: Pair) -> None:
+    left: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: left.append(context))
+    near = pair.near_end.make(sends=True, receives=True)
+    far = pair.far_end.make(sends=True, receives=True, number=near.number)
+    one, other = socket.socketpair()
+    with other:
+        reader, writer = await asyncio.open_connection(sock=one)
+        relaying = asyncio.create_task(pumps.relay(reader, writer, near))
+        feeding = asyncio.create_task(far.send(bytes(4 << 20)))
+        while (
+            not writer.transport.get_write_buffer_size()
+        ):  # nobody reads the socket, so the relay waits for it
+            await asyncio.sleep(0)
+        relaying.cancel()
+        await asyncio.gather(relaying, feeding, return_exceptions=True)
+    del relaying, feeding
+    gc.collect()
+    await asyncio.sleep(0)
+    assert left == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ import re
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -164,10 +165,14 @@ class SandboxHost:
 
         Raises:
             CertificateError: this host's own certificate can't be used.
-            SandboxError: sandboxes of an earlier host can't be ended.
+            SandboxError: sandboxes of an earlier host can't be ended, or another one uses the data directory.
         """
         self._context()
         self._settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(self._settings.data):
+            await self._serve(listener, started)
+
+    async def _serve(self, listener: socket.socket, started: Callable[[], None]) -> None:
         ended = await self._sandbox.sweep()
         if ended:
             log.info("ended what an earlier host left: %s", ", ".join(ended))
@@ -320,6 +325,19 @@ class SandboxHost:
                 return [asdict(wall) for wall in await asyncio.to_thread(self._sandbox.walls)]
             except SandboxError as error:
                 raise RefusedError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _locked(data: Path) -> Generator[None]:
+    # INVARIANT: what is found in the directory at a start was left behind: no other host that lives uses it.
+    with (data / "host.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SandboxError(
+                f"the data directory `{data}` is in use by another sandbox host; stop it, or choose another --data"
+            ) from None
+        yield
 
 
 async def _say(writer: asyncio.StreamWriter | None, message: wire.Reply) -> None:

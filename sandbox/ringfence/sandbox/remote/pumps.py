@@ -26,15 +26,16 @@ async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, chan
     ]
     # Either may wait for the socket alone, and would not hear that the channel is gone.
     lost = asyncio.create_task(channel.until_lost())
+    work = asyncio.gather(*both)
     cut = True
     try:
-        work = asyncio.gather(*both)
         await asyncio.wait([work, lost], return_when=asyncio.FIRST_COMPLETED)
         cut = not work.done() or work.exception() is not None
     finally:
         for task in (*both, lost):
             task.cancel()
         await asyncio.gather(*both, lost, return_exceptions=True)
+        await asyncio.gather(work, return_exceptions=True)
         if cut:
             await channel.reset()
             writer.transport.abort()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -18,10 +19,16 @@ from typing import Any
 
 ORDINARY_UID = 47110
 AGENT_UID = 247110
+RANGED_USER = "ringfence-ci"
+"""An ordinary user with ranges of sub-uids, as .ci/run makes it."""
 PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin") or ""
 """An interpreter that every user can run, here and inside."""
 
 _ROOT = os.geteuid() == 0
+
+
+OF_ONE_MODE = {"test_sandbox_subuid": "subuid"}
+"""Test modules that say something about one mode only."""
 
 
 def _yes() -> str:
@@ -59,6 +66,7 @@ class Kind:
         warm: Python programs of tests are such that the backend has an interpreter warm for them.
         only: test modules that this mode tells something about; empty: all.
         without: programs of this host that its sandboxes have not.
+        uid_forms: in which the wall `uid` may stand.
         of_its_own: what stands in /, /etc and /dev besides what the protocol names.
         around: what runs beside the kernels of a data directory, from before the first to after the last.
     """
@@ -79,6 +87,7 @@ class Kind:
     pool: int = 0
     warm: bool = False
     only: frozenset[str] = frozenset()
+    uid_forms: frozenset[str] = frozenset({"own"} if _ROOT else {"sub", "namespace"})
     without: frozenset[str] = frozenset()
     of_its_own: frozenset[str] = frozenset()
     around: Callable[[Path], contextlib.AbstractContextManager[None]] = _alone
@@ -133,6 +142,29 @@ def _for_root() -> str:
 
 def _needs_python() -> str:
     return "" if PYTHON or not _ROOT else "an ordinary user needs a Python below /usr; install python3"
+
+
+def _only_as_root() -> str:
+    return "" if _ROOT else "the mode `user` is this one already where who runs the tests has sub-uids"
+
+
+def _ranged() -> int | None:
+    try:
+        return pwd.getpwnam(RANGED_USER).pw_uid
+    except KeyError:
+        return None
+
+
+def _subuid_missing() -> str:
+    if missing := _needs_python():
+        return missing
+    if not (shutil.which("newuidmap") and shutil.which("newgidmap")):
+        return "newuidmap and newgidmap are not installed: Debian's package `uidmap` has them"
+    for table in ("/etc/subuid", "/etc/subgid"):
+        lines = Path(table).read_text().splitlines() if Path(table).exists() else []
+        if not any(line.startswith(f"{RANGED_USER}:") for line in lines):
+            return f"{table} has no range for a user `{RANGED_USER}`"
+    return "" if _ranged() is not None else f"there is no user `{RANGED_USER}`"
 
 
 def _docker(data: Path) -> Any:
@@ -211,6 +243,24 @@ KINDS = {
         frozen=False,
         walls=_NATIVE_WALLS | {"user namespaces"},
         left=_records,
+        uid_forms=frozenset({"namespace"} if _ROOT else {"sub", "namespace"}),
+    ),
+    "subuid": Kind(
+        backend="native",
+        make=_native,
+        unsuited=_only_as_root,
+        missing=_subuid_missing,
+        kernel_uid=_ranged(),
+        inside_uid=1000,
+        frozen=False,
+        walls=_NATIVE_WALLS | {"user namespaces"},
+        left=_records,
+        pace=8,
+        only=frozenset(
+            f"test_sandbox_{name}"
+            for name in ("cycles", "demands", "lifecycle", "limits", "signals", "subuid", "sweep", "walls")
+        ),
+        uid_forms=frozenset({"sub"}),
     ),
     "warm": Kind(
         backend="native",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent))
 import exec_call
-from backends import KINDS, PYTHON, Kind
+from backends import KINDS, OF_ONE_MODE, PYTHON, Kind
 
 ANSWER_S = 60
 CANARY = "host-canary-4711"
@@ -44,6 +45,13 @@ WORKSPACE_FILES = {
 }
 
 
+def group_of(uid: int) -> int:
+    """Of a user, who may be one that no table knows."""
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(uid).pw_gid
+    return uid
+
+
 class BackendError(Exception):
     """What the backend raised; `kind` is the name of the exception."""
 
@@ -57,7 +65,9 @@ class Host:
 
     def __init__(self, mode: str, data: Path, source: Path, script: str = "backend_host.py") -> None:
         uid = KINDS[mode].kernel_uid
-        identity: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
+        identity: dict[str, Any] = {}
+        if uid is not None:
+            identity = {"user": uid, "group": group_of(uid), "extra_groups": []}
         interpreter = sys.executable if uid is None else PYTHON
         self.process = subprocess.Popen(
             [interpreter, str(source / script), mode, str(data)],
@@ -377,6 +387,8 @@ def _is_foreign(item: pytest.Item) -> bool:
     call = getattr(item, "callspec", None)
     if call is None or "mode" not in call.params:
         return False
+    if call.params["mode"] != OF_ONE_MODE.get(item.path.stem, call.params["mode"]):
+        return True
     kind = KINDS[call.params["mode"]]
     if kind.only and item.path.stem not in kind.only:
         return True

@@ -18,7 +18,7 @@ FORMS = {
     "pids": ("cgroup-v2", "cgroup-v1", "rlimit"),
     "cpu": ("cgroup-v2", "cgroup-v1", "shared"),
     "pause": ("cgroup-v2", "cgroup-v1", "signals"),
-    "uid": ("own", "namespace"),
+    "uid": ("own", "sub", "namespace"),
 }
 
 
@@ -30,7 +30,7 @@ def test_a_program_knows_the_form_of_its_walls(native_box: Box) -> None:
     assert set(found) == set(FORMS)
     assert all(form in FORMS[wall] for wall, form in found.items())
     assert found == {wall["name"]: wall["form"] for wall in box.host.call("walls") if wall["form"]}
-    assert found["uid"] == ("namespace" if box.uid is None else "own")
+    assert found["uid"] in box.kind.uid_forms
 
 
 def test_a_demand_that_is_met_starts(native_box: Box) -> None:

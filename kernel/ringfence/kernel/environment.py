@@ -61,6 +61,7 @@ def interpreter_environment(names: Path) -> dict[str, str]:
         names: a directory to keep those names in; it is shown inside at the same place.
     """
     names.mkdir(mode=0o755, parents=True, exist_ok=True)
+    names.chmod(0o755)  # whatever the umask: agents may run as other users
     for name in ("python", "python3"):
         link = names / name
         if not link.is_symlink() or link.readlink() != Path(sys.executable):

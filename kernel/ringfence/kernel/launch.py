@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from ringfence.kernel.config import Layout
 from ringfence.kernel.core import Core
@@ -35,10 +38,52 @@ def confined_by(thread: Thread) -> dict[str, str]:
     return {"backend": thread.environment.sandbox.name, **held}
 
 
+def open_image(top: Path) -> None:
+    """Let a program that runs as another user than the kernel's read its image, whatever modes its files came with.
+
+    Nobody else gets there: directories of agents lie in one that is closed to others. A kernel that is root gives images to
+    their users instead.
+
+    Raises:
+        OSError: it can't be read or changed.
+    """
+    if os.geteuid() == 0:
+        return
+    pending = [top]
+    while pending:
+        here = pending.pop()
+        _add_mode(here, here.lstat())
+        with os.scandir(here) as entries:
+            for entry in entries:
+                facts = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(facts.st_mode):
+                    pending.append(here / entry.name)
+                elif stat.S_ISREG(facts.st_mode):
+                    _add_mode(here / entry.name, facts)
+
+
+def _add_mode(path: Path, facts: os.stat_result) -> None:
+    """What the owner may read and run, all may."""
+    mode = stat.S_IMODE(facts.st_mode)
+    wanted = mode | (mode & 0o500) >> 3 | (mode & 0o500) >> 6
+    if stat.S_ISDIR(facts.st_mode):
+        wanted |= 0o755
+    if wanted != mode:
+        path.chmod(wanted)
+
+
 async def missing_files(thread: Thread, layout: Layout) -> str:
-    """Why an agent can't be started whose directory was removed; empty: it is there."""
-    gone = await asyncio.to_thread(thread.environment.workspace.tree.gone)
-    return lost_files(layout.agent(thread.id)) if gone else ""
+    """Why an agent can't be started whose directory was removed or is closed; empty: it is there, and its image open."""
+    if await asyncio.to_thread(thread.environment.workspace.tree.gone):
+        return lost_files(layout.agent(thread.id))
+    if thread.generation == 0:  # the first start in this kernel's life
+        try:
+            await asyncio.to_thread(open_image, layout.agent(thread.id) / "image")
+        except FileNotFoundError:
+            return ""  # the sandbox says so
+        except OSError as error:
+            return f"the program image `{error.filename}` can't be read: {error.strerror}; submit the agent again"
+    return ""
 
 
 def restartable(thread: Thread) -> bool:

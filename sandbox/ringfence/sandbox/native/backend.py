@@ -65,15 +65,20 @@ class NativeSandbox:
         data_dir: the kernel's data directory; records of running sandboxes lie in `sandboxes` below it.
         warm_environment: variables that decide how Python starts, with the values that agents' programs have; a program with
             others is executed. None: every program is. Trusted: the warm interpreter imports what it names.
+        sub_uids: whether programs of an ordinary user's kernel run as sub-uids where there are any: what they are shown has
+            to be readable for others then.
     """
 
-    def __init__(self, data_dir: Path, warm_environment: Mapping[str, str] | None = FLAGS_ON) -> None:
+    def __init__(
+        self, data_dir: Path, warm_environment: Mapping[str, str] | None = FLAGS_ON, *, sub_uids: bool = True
+    ) -> None:
         self._data = data_dir
         self._records = data_dir / "sandboxes"
         self._root = self._records / ROOT_NAME
         self._own: set[str] = set()
         self._warden: WardenClient | None = None
         self._warm_environment = warm_environment
+        self._sub_uids = sub_uids
 
     @property
     def name(self) -> str:
@@ -94,7 +99,7 @@ class NativeSandbox:
         self._prepare()
         done = subprocess.run(
             launcher.command("launcher", "run_probe"),
-            input=json.dumps({"data": str(self._records)}).encode(),
+            input=json.dumps({"data": str(self._records), "sub_uids": self._sub_uids}).encode(),
             capture_output=True,
             env={},
             check=False,
@@ -199,7 +204,7 @@ class NativeSandbox:
     async def _launch(self, job: Job, stdin: bytes, outputs: tuple[int, ...]) -> NativeProgram:
         self._prepare()
         if self._warden is None or not self._warden.alive:
-            self._warden = WardenClient.start(self._warm_environment)
+            self._warden = WardenClient.start(self._warm_environment, sub_uids=self._sub_uids)
         name = job["name"]
         self._own.add(name)
         lent: list[int] = []
@@ -238,6 +243,7 @@ class NativeSandbox:
             "argv": checked_words(spec.argv),
             "env": checked_environment(spec.env),
             "uid": checked_uid(spec.uid),
+            "sub": False,
             "readonly": [
                 *map(checked_readonly, spec.readonly),
                 *(checked_readonly(at, spec.binds[at]) for at in spec.binds),

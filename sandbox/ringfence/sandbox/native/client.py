@@ -47,11 +47,14 @@ class WardenClient:
         self.alive = True
 
     @classmethod
-    def start(cls, warm_environment: Mapping[str, str] | None = None) -> WardenClient:
+    def start(
+        cls, warm_environment: Mapping[str, str] | None = None, *, sub_uids: bool = True
+    ) -> WardenClient:
         """Start a warden.
 
         Args:
             warm_environment: the environment that warm interpreters are started with; None: there are none.
+            sub_uids: whether programs may run as sub-uids.
 
         Raises:
             SandboxError: it can't be started.
@@ -63,7 +66,9 @@ class WardenClient:
             with theirs:
                 # `Popen` uses vfork: the fork handlers of gRPC, which can kill a child, are not run.
                 process = subprocess.Popen(
-                    launcher.command("warden", "main", str(theirs.fileno()), json.dumps(warm)),
+                    launcher.command(
+                        "warden", "main", str(theirs.fileno()), json.dumps(warm), json.dumps(sub_uids)
+                    ),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=text,

@@ -10,7 +10,7 @@ import resource
 import signal
 
 from ringfence.sandbox.native import jail, landlock, linux, seccomp
-from ringfence.sandbox.native.job import Job, Refused, wall
+from ringfence.sandbox.native.job import INSIDE_UID, Job, Refused, wall
 
 _NOFILE = 1024
 _CORE_BYTES = 1
@@ -37,17 +37,15 @@ def give_up_rights(job: Job, *, memory_in_group: bool) -> int:
     Raises:
         Refused: a wall can't be raised, or doesn't stand after all.
     """
-    uid = job["uid"]
+    # With a sub-uid this is the kernel's user yet, as uid 0 inside.
+    uid = INSIDE_UID if job["sub"] else job["uid"]
     with wall(
         "capabilities",
         "run the kernel as root or as an ordinary user, not with a part of root's capabilities",
     ):
-        if uid is not None:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
         linux.drop_bounding_set()
         if uid is not None:
-            os.setresuid(uid, uid, uid)
+            become(uid)
         linux.drop_capabilities()
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     with wall("landlock", "report this with the output of `ringfence doctor`"):
@@ -59,6 +57,17 @@ def give_up_rights(job: Job, *, memory_in_group: bool) -> int:
         seccomp.install(seccomp.program(memfd=memory_in_group))
     _verify()
     return abi
+
+
+def become(uid: int) -> None:
+    """Be this user, in the group of the same number and in no other.
+
+    Raises:
+        OSError: without the right to it.
+    """
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
 
 
 def _rules(job: Job) -> list[tuple[str, int]]:

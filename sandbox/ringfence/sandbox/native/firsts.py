@@ -18,7 +18,7 @@ import threading
 import time
 from typing import NamedTuple, cast
 
-from ringfence.sandbox.native import identity, launcher, zygote
+from ringfence.sandbox.native import identity, launcher, users, zygote
 from ringfence.sandbox.native.job import PACKET_BYTES, First, Refused
 
 _ZYGOTE_DESCRIPTOR = 3
@@ -38,12 +38,12 @@ class Kind(NamedTuple):
     Attributes:
         warm: forked from a warm interpreter.
         records: as in `Job`.
-        user: in a user namespace.
+        user: the form of the wall `uid`.
     """
 
     warm: bool
     records: str
-    user: bool
+    user: str
 
 
 class FirstProcess:
@@ -54,9 +54,10 @@ class FirstProcess:
         pid: as this process sees it; 0: not known yet, see `settle`.
     """
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket, lease: users.Lease | None) -> None:
         self.link = link
         self.pid = 0
+        self._lease = lease
 
     def settle(self) -> None:
         """Wait until it is there and a child of this process: only then its status can be taken, and our death ends it.
@@ -67,18 +68,39 @@ class FirstProcess:
         """
         if self.pid:
             return
-        packet = self.link.recv(PACKET_BYTES)
-        if not packet:
-            raise Lost("the process that sandboxes are forked from died")
-        message = json.loads(packet)
-        if "refused" in message:
-            raise Refused(message["refused"])
+        message = self._hear()
+        if "map" in message:
+            self._map(message["map"])
+            message = self._hear()
         self.pid = message["pid"]
         for _ in range(_ADOPTED_TRIES):
             if identity.parent(self.pid) == os.getpid():
                 return
             time.sleep(_PAUSE_S)
         raise Lost("its first process was not handed over")
+
+    def _hear(self) -> dict[str, int]:
+        packet = self.link.recv(PACKET_BYTES)
+        if not packet:
+            raise Lost("the process that sandboxes are forked from died")
+        message = json.loads(packet)
+        if "refused" in message:
+            raise Refused(message["refused"])
+        return message
+
+    def _map(self, pid: int) -> None:
+        """Write the maps for who makes the first process and waits; it goes if that is refused."""
+        answer = b"refused"
+        try:
+            cast("users.Lease", self._lease).write(pid)
+            answer = launcher.MAPPED
+        finally:
+            with contextlib.suppress(OSError):  # it has died; what it says next tells so
+                self.link.send(answer)
+
+    def _give_back(self) -> None:
+        if self._lease is not None:
+            self._lease.close()
 
     def waits(self) -> bool:
         """Whether it still waits for a job, having said nothing."""
@@ -95,9 +117,16 @@ class FirstProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)  # ours, and not waited for: the pid is still its own
             self.reap()
+        self._give_back()
 
     def reap(self) -> int:
         """Take the status of one that is dead or dying."""
+        try:
+            return self._status()
+        finally:
+            self._give_back()
+
+    def _status(self) -> int:
         for _ in range(_ADOPTED_TRIES):
             try:
                 status = os.waitpid(self.pid, 0)[1]
@@ -123,12 +152,13 @@ class Zygote:
         self._link: socket.socket | None = None
         self._refused = 0
 
-    def fork(self, first: First, records: str) -> FirstProcess | None:
+    def fork(self, first: First, records: str, lease: users.Lease | None) -> FirstProcess | None:
         """Ask for a first process.
 
         Args:
             first: what it is to be.
             records: as in `Job`.
+            lease: its sub-uid, if it is to have one; taken over by what is returned.
 
         Returns:
             None: this zygote can't be had.
@@ -142,7 +172,7 @@ class Zygote:
             lent = [theirs.fileno(), directory]
             with self._lock:
                 if self._send(first, lent) or (self._start() and self._send(first, lent)):
-                    return FirstProcess(ours)
+                    return FirstProcess(ours, lease)
             ours.close()
             return None
         finally:
@@ -181,9 +211,11 @@ class Pool:
 
     Args:
         warm_environment: the environment of warm interpreters; None: there are none.
+        ids: sub-uids for programs; None: there are none.
     """
 
-    def __init__(self, warm_environment: dict[str, str] | None) -> None:
+    def __init__(self, warm_environment: dict[str, str] | None, ids: users.Ids | None) -> None:
+        self._leases = None if ids is None else users.Leases(ids)
         self._cold = Zygote(launcher.command("zygote", "main", str(_ZYGOTE_DESCRIPTOR)), {}, greets=False)
         self._warm: Zygote | None = None
         if warm_environment is not None:
@@ -196,11 +228,17 @@ class Pool:
         self._mounts = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         threading.Thread(target=self._refill, daemon=True).start()
 
+    @property
+    def sub(self) -> bool:
+        """Whether there are sub-uids."""
+        return self._leases is not None
+
     def take(self, kind: Kind) -> FirstProcess:
         """Give a first process, a spare one where there is one. It may have to `settle`.
 
         Raises:
             OSError: no zygote can be started.
+            Refused: no sub-uid is free.
         """
         with self._lock:
             stale = self._stale()
@@ -226,11 +264,16 @@ class Pool:
 
     def _fork(self, kind: Kind) -> FirstProcess:
         first: First = {"user": kind.user}
-        if kind.warm and self._warm is not None:
-            found = self._warm.fork(first, kind.records)
-            if found is not None:
-                return found
-        return cast("FirstProcess", self._cold.fork(first, kind.records))
+        lease = self._leases.take() if self._leases is not None and kind.user == users.SUB else None
+        try:
+            found: FirstProcess | None = None
+            if kind.warm and self._warm is not None:
+                found = self._warm.fork(first, kind.records, lease)
+            return found or cast("FirstProcess", self._cold.fork(first, kind.records, lease))
+        except BaseException:
+            if lease is not None:
+                lease.close()
+            raise
 
     def _stale(self) -> list[FirstProcess]:
         """Spares that were made before the host's mounts changed: they would show a job what was there before."""

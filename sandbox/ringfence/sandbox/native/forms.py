@@ -12,7 +12,7 @@ FORMS = {
     "pids": ("cgroup-v2", "cgroup-v1", "rlimit"),
     "cpu": ("cgroup-v2", "cgroup-v1", "shared"),
     "pause": ("cgroup-v2", "cgroup-v1", "signals"),
-    "uid": ("own", "namespace"),
+    "uid": ("own", "sub", "namespace"),
 }
 """Forms that a default sandbox accepts; a manifest may demand a stronger one."""
 
@@ -29,7 +29,10 @@ GROUP_FIX = "run the kernel as root, or under systemd with `Delegate=yes`"
 FIXES = {
     "files": "boot with `lsm=landlock,…` on Linux 5.13 or newer",
     **dict.fromkeys(GROUP_OF, GROUP_FIX),
-    "uid": "run the kernel as root",
+    "uid": (
+        "run the kernel as root; or, for sub-uids, install newuidmap and newgidmap (Debian's package `uidmap`) and give the "
+        "kernel's user ranges (`usermod --add-subuids FIRST-LAST --add-subgids FIRST-LAST NAME`)"
+    ),
 }
 """What to do for the strongest form."""
 

@@ -48,6 +48,7 @@ class Job(TypedDict):
         argv: program and arguments.
         env: whole environment.
         uid: host uid; None: this process's own, in a user namespace.
+        sub: there, whether the program runs as a sub-uid.
         readonly: paths inside of directories that are bound read-only.
         sources: by path inside, where such a directory lies on the host; without one it is the same path.
         mounts: by path inside, directories of the host that a manifest names.
@@ -67,6 +68,7 @@ class Job(TypedDict):
     argv: list[str]
     env: dict[str, str]
     uid: int | None
+    sub: bool
     readonly: list[str]
     sources: dict[str, str]
     mounts: dict[str, str]
@@ -87,7 +89,7 @@ class Job(TypedDict):
 ROOT_NAME = "root"
 """An empty directory within that of the records; every sandbox's new root is mounted on it, in its own namespace."""
 
-KERNELS_OWN = ("records", "root")
+KERNELS_OWN = ("records", "root", "sub")
 """What of a job is not handed over: a sandbox does without, and so can't find the kernel's directories in its memory."""
 
 
@@ -95,10 +97,10 @@ class First(TypedDict):
     """What a zygote has to know of a sandbox: nothing that belongs to one alone. The directory of the records comes open.
 
     Attributes:
-        user: whether it is to have a user namespace.
+        user: the form of its wall `uid`. With `sub` it waits until the maps of its user namespace are written.
     """
 
-    user: bool
+    user: str
 
 
 class Refused(Exception):

@@ -11,15 +11,18 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ringfence.sandbox.native import linux, seccomp
-from ringfence.sandbox.native.job import INSIDE_UID, USERNS_FIX, Refused, wall
+from ringfence.sandbox.native.job import INSIDE_UID, PACKET_BYTES, USERNS_FIX, Refused, wall
 
 SOURCE = os.path.abspath(f"{os.path.dirname(__file__)}/../../..")
 """Where this package is imported from."""
+MAPPED = b"mapped"
+"""The answer when the maps of a user namespace are written."""
 _ENTRY = "import sys; sys.path.insert(0, sys.argv[1]); from ringfence.sandbox.native import {0}; {0}.{1}(*sys.argv[2:])"
 _WARM_ENTRY = """
 import sys
@@ -75,22 +78,26 @@ def require_tables() -> None:
         )
 
 
-def leave_namespaces(*, user: bool) -> None:
+def leave_namespaces(*, user: str, mapped: Callable[[], None] | None = None) -> None:
     """New namespaces for the child to come; this process itself stays among the host's processes and files.
 
     Args:
-        user: whether with a user namespace.
+        user: a form of the wall `uid`; all but `own` mean a user namespace.
+        mapped: with sub-uids: waits until somebody outside has written the maps.
 
     Raises:
         Refused: the host refuses.
     """
-    if not user:
+    if user == "own":
         with wall("pid namespace", "run the kernel with all of root's capabilities, or as an ordinary user"):
             linux.unshare(linux.CLONE_NEWPID)
         return
     own_uid, own_gid = os.getuid(), os.getgid()
     with wall("user namespace", USERNS_FIX):
         linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWPID)
+        if mapped is not None:
+            mapped()
+            return
         texts = {
             "setgroups": "deny",
             "uid_map": f"{INSIDE_UID} {own_uid} 1",
@@ -101,8 +108,15 @@ def leave_namespaces(*, user: bool) -> None:
                 file.write(text)
 
 
+def ask_for_maps(link: socket.socket) -> None:
+    """Have the maps of this process's new user namespace written by who is at the other end, or go."""
+    link.send(json.dumps({"map": os.getpid()}).encode())
+    if link.recv(PACKET_BYTES) != MAPPED:
+        os._exit(1)
+
+
 def run_probe() -> None:
     """Try every wall on its own and print what was found as one JSON document."""
     probe = importlib.import_module("ringfence.sandbox.native.probe")
     arguments = cast("dict[str, Any]", json.loads(sys.stdin.read()))
-    sys.stdout.write(json.dumps(probe.run(arguments["data"])))
+    sys.stdout.write(json.dumps(probe.run(arguments["data"], sub_uids=arguments["sub_uids"])))

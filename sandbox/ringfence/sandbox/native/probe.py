@@ -43,8 +43,13 @@ class Found(TypedDict):
     form: str
 
 
-def run(data: str) -> list[Found]:
-    """Try everything. `data` is a directory on the file system of the sandboxes' data."""
+def run(data: str, *, sub_uids: bool) -> list[Found]:
+    """Try everything.
+
+    Args:
+        data: a directory on the file system of the sandboxes' data.
+        sub_uids: whether programs may run as sub-uids.
+    """
     found = [_architecture()]
     if os.geteuid() != 0:
         found.append(
@@ -59,7 +64,7 @@ def run(data: str) -> list[Found]:
         missing = ", ".join(f"`{wall['name']}`" for wall in found if not wall["ok"])
         tried = {wall["name"] for wall in found}
         found += [_untried(name, missing) for name in forms.ALWAYS if name not in tried]
-    return found + _formed()
+    return found + _formed(sub_uids=sub_uids)
 
 
 def _architecture() -> Found:
@@ -127,6 +132,7 @@ def _job(place: str) -> Job:
         "argv": ["true"],
         "env": {},
         "uid": _uid(),
+        "sub": False,
         "readonly": [],
         "sources": {},
         "mounts": {},
@@ -181,7 +187,7 @@ def _attempt(name: str, action: Callable[[], None], detail: str, fix: str) -> Fo
 
 def _enter(uid: int | None) -> None:
     """Make the outer namespaces and go on as first process of the new pid namespace."""
-    launcher.leave_namespaces(user=uid is None)
+    launcher.leave_namespaces(user=users.form(uid, sub=False))
     read, write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
@@ -217,12 +223,15 @@ def _filter(job: Job) -> None:
     raise Refused("the system call filter lets through what it should refuse")
 
 
-def _formed() -> list[Found]:
+def _formed(*, sub_uids: bool) -> list[Found]:
     """The walls that stand in one form or another on every host."""
     groups = Groups.create(f"probe-{os.getpid()}")
     groups.limit(64 << 20, 8, 1.0)
     abi = landlock.version()
-    held = forms.held(groups.where, landlock=abi, uid=users.form(_uid()))
+    ids, why = (None, "not here: what programs read is a copy of another host's")
+    if sub_uids and os.geteuid() != 0:
+        ids, why = users.find()
+    held = forms.held(groups.where, landlock=abi, uid=users.form(_uid(), sub=ids is not None))
     groups.remove()
     remove_shared()
     details = {
@@ -231,7 +240,9 @@ def _formed() -> list[Found]:
         else "this kernel has no Landlock, or it is switched off; mounts and namespaces stand alone",
         "uid": {
             "own": "each agent runs as a uid of its own",
-            "namespace": "all agents run as this user, each in a user namespace of its own",
+            "sub": "each agent's program runs as a sub-uid of its own; commands run as this user, each in a user namespace "
+            "of its own, since their files are this user's",
+            "namespace": f"all agents run as this user, each in a user namespace of its own (no sub-uids: {why})",
         }[held["uid"]],
     }
     for wall, (use, instead) in _USES.items():

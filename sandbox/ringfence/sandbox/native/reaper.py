@@ -35,7 +35,9 @@ _PROGRAM_FIX = (
 _COMMAND_FIX = "name a program on the sandbox's PATH, or a file by a path with a slash"
 
 
-def main(records: int, link: socket.socket, interpreter: Interpreter | None = None) -> None:
+def main(
+    records: int, link: socket.socket, interpreter: Interpreter | None = None, *, sub: bool = False
+) -> None:
     """Prepare a sandbox, wait for its job and run it; never returns.
 
     Args:
@@ -43,6 +45,7 @@ def main(records: int, link: socket.socket, interpreter: Interpreter | None = No
         link: to the warden. One packet comes: the controllers whose limits a control group holds, and as descriptors the
             job and the program's standard streams.
         interpreter: this one, where it can become a program.
+        sub: whether a sub-uid is mapped for the program.
 
     Raises:
         Become: in the process that is to become the program.
@@ -55,7 +58,7 @@ def main(records: int, link: socket.socket, interpreter: Interpreter | None = No
         if not go:
             os._exit(1)
         job = read_job(descriptors[0])
-        job["root"] = root
+        job["root"], job["sub"] = root, sub
         jail.enter(job)
         stdio = (descriptors[1], descriptors[2], descriptors[3])
         _run(job, link, stdio, frozenset(json.loads(go)), interpreter)
@@ -124,6 +127,8 @@ def _lend_views(job: Job, link: socket.socket) -> None:
 def _look_around(job: Job) -> None:
     """Refuse early, with a reason that helps, what would make the program fail in a way no one understands."""
     who = "this sandbox's user" if job["uid"] is None else f"uid {job['uid']}"
+    if job["sub"]:
+        who = "the program's sub-uid"
     if job["image"] and not os.access("/program", os.R_OK | os.X_OK):
         raise Refused(f"the program image `{job['image']}` is not readable for {who}; run `chmod a+rx` on it")
     for path in (*job["readonly"], *job["mounts"]):

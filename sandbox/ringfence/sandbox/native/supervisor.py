@@ -40,6 +40,7 @@ class Supervisor:
         descriptors: the job and the program's standard streams, or without output for a command; taken over.
         take: gives a first process.
         emit: tells the kernel.
+        sub: whether there are sub-uids for programs.
     """
 
     def __init__(
@@ -48,9 +49,12 @@ class Supervisor:
         descriptors: list[int],
         take: Callable[[Kind], FirstProcess],
         emit: Callable[[dict[str, Any]], None],
+        *,
+        sub: bool,
     ) -> None:
         self._order = order
         self._lent = descriptors
+        self._sub = sub
         self._take = take
         self._tell = emit
         self._orders: collections.deque[str] = collections.deque()
@@ -116,7 +120,9 @@ class Supervisor:
         with wall(
             "first process", "raise the limits of processes and memory around the kernel, or end other agents"
         ):
-            self._first = self._take(Kind(order["warm"], order["records"], order["uid"] is None))
+            # Commands change files of the kernel's user, and stay that user.
+            user = users.form(order["uid"], sub=self._sub and not order["lower"])
+            self._first = self._take(Kind(order["warm"], order["records"], user))
         self._sinks = command_sinks(order)
         self._groups = Groups.create(label(order["records"], order["name"]))
         self._groups.limit(order["memory_bytes"], order["pids"] + 1, order["cpu"])
@@ -240,7 +246,8 @@ class Supervisor:
         self._tell({"name": self._order["name"], "event": event, **facts})
 
     def _forms(self) -> dict[str, str]:
-        return forms.held(self._groups.where, landlock=landlock.version(), uid=users.form(self._order["uid"]))
+        uid = users.form(self._order["uid"], sub=self._sub)
+        return forms.held(self._groups.where, landlock=landlock.version(), uid=uid)
 
     def _set_meters(self, views: list[int], places: int) -> None:
         self._views = views

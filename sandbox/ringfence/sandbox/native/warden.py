@@ -17,7 +17,7 @@ import socket
 import threading
 from typing import Any, cast
 
-from ringfence.sandbox.native import linux
+from ringfence.sandbox.native import linux, users
 from ringfence.sandbox.native.firsts import Pool
 from ringfence.sandbox.native.job import PACKET_BYTES, Order
 from ringfence.sandbox.native.supervisor import KILL, Supervisor
@@ -30,9 +30,11 @@ _STACK_BYTES = 256 << 10
 class Warden:
     """All sandboxes of one kernel."""
 
-    def __init__(self, kernel: socket.socket, warm_environment: dict[str, str] | None) -> None:
+    def __init__(
+        self, kernel: socket.socket, warm_environment: dict[str, str] | None, ids: users.Ids | None
+    ) -> None:
         self._kernel = kernel
-        self._pool = Pool(warm_environment)
+        self._pool = Pool(warm_environment, ids)
         self._lock = threading.Lock()
         self._watched: dict[str, tuple[Supervisor, threading.Thread]] = {}
 
@@ -61,7 +63,7 @@ class Warden:
         self._pool.close()
 
     def _start(self, order: Order, descriptors: list[int]) -> None:
-        supervisor = Supervisor(order, descriptors, self._pool.take, self._emit)
+        supervisor = Supervisor(order, descriptors, self._pool.take, self._emit, sub=self._pool.sub)
         thread = threading.Thread(target=self._watch, args=(order["name"], supervisor), daemon=True)
         with self._lock:
             self._watched[order["name"]] = (supervisor, thread)
@@ -86,12 +88,13 @@ class Warden:
             self._kernel.send(json.dumps(event).encode())
 
 
-def main(descriptor: str, warm_environment: str) -> None:
+def main(descriptor: str, warm_environment: str, sub_uids: str) -> None:
     """Serve the kernel at the other end of a packet socket.
 
     Args:
         descriptor: number of the socket.
         warm_environment: the environment that warm interpreters are started with, as JSON; `null`: there are none.
+        sub_uids: whether programs may run as sub-uids, as JSON.
     """
     kernel = socket.socket(fileno=int(descriptor))
     os.set_inheritable(kernel.fileno(), False)
@@ -101,7 +104,8 @@ def main(descriptor: str, warm_environment: str) -> None:
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    ids = users.find()[0] if json.loads(sub_uids) and os.geteuid() != 0 else None
     threading.stack_size(_STACK_BYTES)
     # Nothing is ever found by a path that depends on where the kernel was started.
     os.chdir("/")
-    Warden(kernel, json.loads(warm_environment)).serve()
+    Warden(kernel, json.loads(warm_environment), ids).serve()

@@ -116,7 +116,8 @@ def _leave(first: First, link: socket.socket, records: int, interpreter: Interpr
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         launcher.require_tables()
-        launcher.leave_namespaces(user=first["user"])
+        asks = (lambda: launcher.ask_for_maps(link)) if first["user"] == "sub" else None
+        launcher.leave_namespaces(user=first["user"], mapped=asks)
         pid = os.fork()
     except Refused as refusal:
         _refuse(link, str(refusal))
@@ -125,5 +126,5 @@ def _leave(first: First, link: socket.socket, records: int, interpreter: Interpr
         _refuse(link, f"the sandbox's first process can't be forked: {error.strerror}; {_FORK_FIX}")
         return
     if pid == 0:
-        reaper.main(records, link, interpreter)
+        reaper.main(records, link, interpreter, sub=first["user"] == "sub")
     link.send(json.dumps({"pid": pid}).encode())

@@ -147,7 +147,7 @@ class SandboxHost:
 
     def __init__(self, settings: HostSettings, sandbox: Sandbox | None = None) -> None:
         self._settings = settings
-        self._sandbox = sandbox or NativeSandbox(settings.data)
+        self._sandbox = sandbox or NativeSandbox(settings.data, sub_uids=False)
         root = os.geteuid() == 0 and mapped(settings.first_uid, settings.uids)
         self._uids = Uids(settings.first_uid if root else None, settings.uids)
         self._tenants: dict[tuple[str, str], _Tenant] = {}

@@ -72,7 +72,7 @@ def test_a_wall_that_no_one_knows_stops_the_start(native_box: Box, name: str) ->
 def mounting_box(box: Box) -> Box:
     """A backend whose sandboxes see this host's own directories."""
     if box.kind.backend not in ("native", "docker"):
-        pytest.skip("its sandboxes are on another host")
+        pytest.skip("does not apply: its sandboxes are on another host")
     return box
 
 

@@ -140,7 +140,7 @@ def test_some_directories_are_never_shown(box: Box, path: str) -> None:
 
 def test_the_first_starts_of_a_kernel_may_come_at_once(box: Box) -> None:
     if box.kind.fences:
-        pytest.skip("the machine elsewhere knows one data directory")
+        pytest.skip("does not apply: the machine elsewhere knows one data directory")
     data = box.directory(box.fresh("data"), owner=box.kind.kernel_uid)
     host = box.another_host(data=data)
     spec = {

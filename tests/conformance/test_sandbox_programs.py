@@ -84,7 +84,7 @@ def test_ordinary_programs_run(box: Box, tool: str) -> None:
     if shutil.which(tool, path="/usr/local/bin:/usr/bin:/bin") is None:
         pytest.skip(f"{tool} is not installed")
     if tool in box.kind.without:
-        pytest.skip(f"{tool} is not in the sandbox's own image")
+        pytest.skip(f"does not apply: {tool} is not in the sandbox's own image")
     workspace = box.directory(box.fresh("workspace"), FILES)
     env = {"HOME": "/tmp", "LANG": "C.UTF-8"}
     limits = {"memory_bytes": 2 << 30, "pids": 256, "timeout_s": 120}

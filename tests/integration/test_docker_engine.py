@@ -215,7 +215,7 @@ async def test_an_image_that_is_of_no_use(bench: Bench, changes: list[str], said
 async def test_a_runtime_that_the_engine_lacks(bench: Bench) -> None:
     known = engine().ask(lambda api: api.info())["Runtimes"]
     if "runsc" in known:
-        pytest.skip("the engine has runsc")
+        pytest.skip("does not apply: the engine has runsc")
     with pytest.raises(
         SandboxError, match=r"wall `docker runtime` can't be raised: runsc of .*; install `runsc`"
     ):

@@ -159,7 +159,6 @@ WRONG = [
     (GOOD.replace('["true"]', "[]"), "command"),
     (GOOD.replace('["true"]', "true"), "command"),
     (GOOD + "  sandbox: {memory: lots}\n", "lots"),
-    (GOOD + "  sandbox: {backend: docker}\n", "docker"),
     (GOOD + "  budgets: {rate: {fs.read: fast}}\n", "fast"),
     (GOOD + "  restart: {policy: sometimes}\n", "sometimes"),
     (GOOD + "  run: {command: [again]}\n", "run"),

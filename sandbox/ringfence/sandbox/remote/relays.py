@@ -16,6 +16,8 @@ from ringfence.sandbox.remote.session import Session, SessionLostError
 CONNECTIONS_MAX = 64
 """Of one program at a time; as many as a kernel's own socket takes. Above it a connection is closed at once."""
 SOCKET_NAME = "syscall.sock"
+LAST_WORDS_S = 2.0
+"""How long a connection whose program has ended may take to bring its last bytes to the kernel, and to hear of its end there."""
 
 
 class Relay:
@@ -63,9 +65,11 @@ class Relay:
             raise
 
     async def close(self) -> None:
-        """Cut every connection and remove the socket."""
+        """Let what the program sent last through, cut every connection and remove the socket; after its end."""
         if self._server is not None:
             self._server.close()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=LAST_WORDS_S)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

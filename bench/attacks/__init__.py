@@ -35,18 +35,12 @@ def measure(bench: Bench) -> Section:
         name="attacks",
         title="AgentDojo's suites banking and workspace, replayed: user tasks, alone and under each attack",
     )
+    if not bench.quick:
+        with opened(bench.directory("attacks"), DESKS, plain=True) as drivers:
+            section.rows += _rows(bench, drivers, "none")
     with opened(bench.directory("attacks"), DESKS) as drivers:
-        suites = _suites(drivers[0], quick=bench.quick)
-        for policy, what in POLICIES.items():
-            if bench.quick and policy in ("none", "readers"):
-                continue
-            for suite in suites:
-                denied = _replay(
-                    bench, drivers, cases(policy, {suite: suites[suite]}, "deny"), f"{what}, {suite}"
-                )
-                approved = _approved(bench, drivers, denied, what)
-                undone = _undone(bench, drivers[0], denied) if policy != "none" else None
-                section.rows.append(_row(what, suite, denied, approved, undone))
+        for policy in ("roles", "facts") if bench.quick else ("readers", "roles", "facts"):
+            section.rows += _rows(bench, drivers, policy)
     _judge(section, list(POLICIES.values())[-1])
     section.notes += [
         "useful: AgentDojo's own `utility()` on what is left, and no call of the task refused; hit: its own `security()` over calls that ran",
@@ -54,6 +48,17 @@ def measure(bench: Bench) -> Section:
         "touched: attacks of which any changing call ran, though the goal was missed; undone: hits that a rollback takes back",
     ]
     return section
+
+
+def _rows(bench: Bench, drivers: list[Driver], policy: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    what = POLICIES[policy]
+    for suite, told in _suites(drivers[0], quick=bench.quick).items():
+        denied = _replay(bench, drivers, cases(policy, {suite: told}, "deny"), f"{what}, {suite}")
+        approved = _approved(bench, drivers, denied, what)
+        undone = _undone(bench, drivers[0], denied) if policy != "none" else None
+        rows.append(_row(what, suite, denied, approved, undone))
+    return rows
 
 
 def _suites(driver: Driver, *, quick: bool) -> dict[str, Any]:

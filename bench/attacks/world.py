@@ -55,11 +55,13 @@ def without_conditions(text: str) -> str:
     return out.getvalue()
 
 
-def kernel_file(ports: list[int]) -> str:
-    """The operator's file, with the resources of one desk repeated for each."""
+def kernel_file(ports: list[int], *, plain: bool) -> str:
+    """The operator's file, with the resources of one desk repeated for each; `plain`: nothing is said of what tools do."""
     yaml = YAML()
     document: Any = yaml.load((HERE / "kernel.yaml").read_text())
     declared = document["spec"]["resources"].pop("tools")
+    if plain:
+        declared = {key: declared[key] for key in ("type", "base")}
     for number, port in enumerate(ports):
         base = declared["base"].replace(BARE_PORT, f":{port}/")
         document["spec"]["resources"][f"tools-{number}"] = {**copy.deepcopy(declared), "base": base}
@@ -69,14 +71,20 @@ def kernel_file(ports: list[int]) -> str:
 
 
 @contextlib.contextmanager
-def opened(directory: Path, desks: int) -> Iterator[list[Driver]]:
-    """Tool server, kernel and drivers; nothing of them is left afterwards."""
+def opened(directory: Path, desks: int, *, plain: bool = False) -> Iterator[list[Driver]]:
+    """Tool server, kernel and drivers; nothing of them is left afterwards.
+
+    Args:
+        directory: for all that they write.
+        desks: how many runs go on at a time.
+        plain: the tools are declared without their effects, as by an operator who thought about nothing.
+    """
     with contextlib.ExitStack() as stack:
         _, tools = stack.enter_context(
             serving("bench.attacks.tools", "--desks", str(desks), log=directory / "tools.log")
         )
         config = directory / "kernel.yaml"
-        config.write_text(kernel_file(tools["ports"]))
+        config.write_text(kernel_file(tools["ports"], plain=plain))
         options = ("--data", str(directory / "k"), "--config", str(config))
         _, kernel = stack.enter_context(
             serving("bench.attacks.kernel", *options, log=directory / "kernel.log")

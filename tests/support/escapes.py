@@ -179,7 +179,12 @@ def _run(
         argv,
         input=json.dumps(order).encode(),
         capture_output=True,
-        env={"PYTHONPATH": str(place / "source"), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
+        env={
+            "PYTHONPATH": str(place / "source"),
+            "PATH": os.environ["PATH"],
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **{name: os.environ[name] for name in ("DOCKER_HOST",) if name in os.environ},
+        },
         cwd="/",
         check=False,
         timeout=110,

@@ -122,11 +122,15 @@ async def _run(settings: Settings, announce: Callable[[str], None]) -> int:
 
 
 def prepare(settings: Settings) -> Layout:
-    """Make the data directory and find a place for sockets.
+    """Make the data directory and find a place for sockets; as root, lay down supplementary groups.
 
     Raises:
         StartError: the directory can't be made or belongs to someone else.
     """
+    if os.geteuid() == 0:
+        # Root needs none, and where there are any each look at an agent's file has to take them off and put them on again.
+        with contextlib.suppress(OSError):
+            os.setgroups([])
     if settings.listen is not None:
         text = "operators connect by the unix socket alone in this release; leave --listen out, and forward the socket with `ssh -L`"
         raise StartError(text, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from ringfence.policy.actions import check_action
 from ringfence.policy.canonical import check_text
 from ringfence.policy.problems import ManifestError, PatternError, Problem
 from ringfence.policy.rules import Label, Rule, Rules, read_rule
@@ -96,6 +97,18 @@ class Reader:
             )
             return None
         return self._checked(node, what, empty=empty)
+
+    def action(self, node: Node, what: str) -> str:
+        """An action or a pattern of actions; empty where it is none."""
+        action = self.text(node, what)
+        if action is None:
+            return ""
+        try:
+            check_action(action)
+        except PatternError as error:
+            self.wrong(node, error.message, error.fix)
+            return ""
+        return action
 
     def loose_text(self, node: Node, what: str) -> str | None:
         """A text, where a number or a truth value counts as it is written."""

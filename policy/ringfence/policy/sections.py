@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from ringfence.policy.actions import check_action
 from ringfence.policy.demands import read_mounts, read_require
 from ringfence.policy.manifest_types import (
     Approvals,
@@ -16,7 +15,6 @@ from ringfence.policy.manifest_types import (
     SandboxSpec,
     Schedule,
 )
-from ringfence.policy.problems import PatternError
 from ringfence.policy.reader import Fields, Reader
 from ringfence.policy.schedule import cron_problem
 from ringfence.policy.schedule import zone as find_zone
@@ -197,24 +195,12 @@ def read_sandbox(
     )
 
 
-def _read_action(reader: Reader, node: Node, what: str) -> str:
-    action = reader.text(node, what)
-    if action is None:
-        return ""
-    try:
-        check_action(action)
-    except PatternError as error:
-        reader.wrong(node, error.message, error.fix)
-        return ""
-    return action
-
-
 def read_budgets(reader: Reader, node: Node, what: str = "spec.budgets") -> Budgets:
     """Quotas and budgets."""
     fields = reader.mapping(node, what, KEYS["budgets"])
     rates: dict[str, Rate] = {}
     for key, value in reader.free_mapping(fields["rate"][1], f"{what}.rate") if "rate" in fields else ():
-        action = _read_action(reader, key, f"{what}.rate")
+        action = reader.action(key, f"{what}.rate")
         rate = reader.rate(value, f"{what}.rate.{key.text}")
         if action and rate is not None:
             rates[action] = rate

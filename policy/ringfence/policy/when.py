@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import time
 from typing import Final
 
-from ringfence.policy.actions import KNOWN_ACTIONS, check_action, kind_of, match_action
+from ringfence.policy.actions import KNOWN_ACTIONS, kind_of, match_action
 from ringfence.policy.conditions import (
     DAYS,
     Amount,
@@ -83,7 +83,7 @@ def _condition(reader: Reader, node: Node, what: str, numbers: Numbers) -> Condi
     label = numbers.next()
     if "action" not in nodes:
         reader.wrong(node, "a condition has no `action`", "add `action: ACTION`")
-    action = _action(reader, nodes["action"], f"{what}.action") if "action" in nodes else ""
+    action = reader.action(nodes["action"], f"{what}.action") if "action" in nodes else ""
     patterns = _patterns(reader, nodes["resource"], f"{what}.resource", action) if "resource" in nodes else ()
     tests: tuple[Test, ...] = ()
     then = Verdict.DENY
@@ -129,18 +129,6 @@ def _text(
         return f"{{action: {shown}{where}, require: {{fresh: {fresh:.12g}s{named}}}}}"
     asks = "tainted" if tests == (Tainted(),) else f"{{{', '.join(test.text for test in tests)}}}"
     return f"{{action: {shown}{where}, if: {asks}, then: {then}}}"
-
-
-def _action(reader: Reader, node: Node, what: str) -> str:
-    action = reader.text(node, what)
-    if action is None:
-        return ""
-    try:
-        check_action(action)
-    except PatternError as error:
-        reader.wrong(node, error.message, error.fix)
-        return ""
-    return action
 
 
 def _patterns(reader: Reader, node: Node, what: str, action: str) -> tuple[str, ...]:

@@ -39,7 +39,8 @@ class AgentRights:
         if self._uid is None:
             return
         try:
-            _set_groups([])
+            if self._groups:
+                _set_groups([])
             _set(1, self._uid)
             _set(0, self._uid)
         except BaseException:
@@ -52,7 +53,8 @@ class AgentRights:
         # INVARIANT: a thread never goes on with a part of its rights; if they can't be had back, the caller fails.
         _set(0, os.geteuid())
         _set(1, os.getegid())
-        _set_groups(self._groups)
+        if self._groups:
+            _set_groups(self._groups)
 
 
 def _set(which: int, value: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ from ringfence.console.session import Commands, Redial, Session
 from ringfence.console.text import safe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Generator, Iterable, Sequence
+    from types import FrameType
 
 commands = Commands()
 
@@ -90,6 +92,7 @@ class _Prompt:
         self._keys = Keys()
         self._known: set[str] = set()
         self._away = False
+        self._breakable = False
         session.context.call_on_close(self._kernel.close)
 
     def run(self) -> int:
@@ -103,19 +106,45 @@ class _Prompt:
         )
         for line in self._news():
             render.say(line)
-        while True:
-            try:
-                line = self._line(editing)
-            except EOFError:
-                render.say()
-                return ExitCode.OK
-            except KeyboardInterrupt:
-                # As in a shell: the line is dropped, not the person.
-                render.say()
-                continue
-            with contextlib.suppress(KeyboardInterrupt):
-                if self._typed(line):
-                    return ExitCode.OK
+        with self._interrupts():
+            while not self._turn(editing):
+                pass
+        return ExitCode.OK
+
+    @contextlib.contextmanager
+    def _interrupts(self) -> Generator[None]:
+        """Let Ctrl-C break off what is breakable, and nothing at any other moment: not the console, between two lines."""
+
+        def broken(signum: int, frame: FrameType | None) -> None:
+            if self._breakable:
+                signal.default_int_handler(signum, frame)
+
+        before = signal.getsignal(signal.SIGINT)
+        if before is signal.default_int_handler:
+            signal.signal(signal.SIGINT, broken)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _turn(self, editing: bool) -> bool:
+        """Wait for a line and run it; whether the person leaves."""
+        # INVARIANT: an interrupt is raised at calls only, so none is between a call's end and the assignment behind it.
+        try:
+            self._breakable = True
+            line = self._line(editing)
+            leaves = self._typed(line)
+            self._breakable = False
+        except EOFError:
+            self._breakable = False
+            render.say()
+            return True
+        except KeyboardInterrupt:
+            # As in a shell: the line is dropped, or what it began broken off, and the person stays.
+            self._breakable = False
+            render.say()
+            return False
+        return leaves
 
     def _line(self, editing: bool) -> str:
         """Wait for a line. Only the first key hands over to the line editor, so that news can be told before."""

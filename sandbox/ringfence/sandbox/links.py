@@ -112,9 +112,10 @@ def same_spelling(path: str) -> str:
 
 
 def check_spelling(tree: Tree, path: str, lexical: str) -> None:
-    """Refuse a requested name that stands on the disk in a form that requests are not compared in.
+    """Refuse a requested path of which a name stands on the disk in a form that requests are not compared in.
 
-    Where it stands in the other form as well, what was asked for is still not what would be found.
+    Where it stands in the other form as well, what was asked for is still not what would be found. A directory on the
+    way counts as what it leads to does.
 
     Args:
         tree: the workspace.
@@ -123,16 +124,24 @@ def check_spelling(tree: Tree, path: str, lexical: str) -> None:
 
     Raises:
         BadNameError: something stands there in exactly the requested form.
+        WorkspaceError: a link on the way leads outside, to nothing, or in a circle.
     """
     if path.isascii():
         return
-    raw = "/".join(part for part in path.split("/") if part not in {"", "."})
-    raw = f"/{raw}" if path.startswith("/") else f"{WORKSPACE}/{raw}"
-    if raw == lexical:
-        return
-    try:
-        found = tree.find(raw)
-    except OSError:  # too long a name in that form, or behind bits that hide it: nothing there can be meant
-        return
-    if found is not None:
-        raise BadNameError(other_form(path))
+    asked = [part for part in path.split("/") if part not in {"", "."}]
+    taken = lexical.split("/")[2:]
+    if path.startswith("/"):
+        del asked[0]
+    for count, name in enumerate(asked):
+        if name == taken[count]:
+            continue
+        # INVARIANT: no earlier name stands in the requested form, so only the other form of what is above leads here.
+        above = resolve(tree, "/".join([WORKSPACE, *taken[:count]]), follow=True)
+        try:
+            found = tree.find(f"{above}/{name}")
+        except (
+            OSError
+        ):  # too long a name in that form, or behind bits that hide it: nothing there can be meant
+            continue
+        if found is not None:
+            raise BadNameError(other_form(path))

@@ -352,3 +352,26 @@ async def test_a_name_in_two_unicode_forms_is_never_mixed_up(world: World) -> No
     # Too long for a name in the form that was asked for, and not in the other.
     await world.run("fs.write", path="e\u0301" * 127, data=b"x")
     assert (world.live / ("é" * 127)).read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("way", ["e\u0301/a", "c\u0327/e\u0301/a", "link/e\u0301/a", "./e\u0301//a"])
+@pytest.mark.parametrize("kind", ["file", "directory", "link"])
+async def test_a_directory_in_two_unicode_forms_is_never_mixed_up(world: World, way: str, kind: str) -> None:
+    """Neither are those on the way: what lies below the one of another form is not what was asked for."""
+    for top in ("", "\u00e7"):
+        (world.live / top / "\u00e9").mkdir(parents=True)
+        (world.live / top / "\u00e9" / "a").write_text("composed")
+    (world.live / "link").symlink_to(".")
+    assert (await world.run("fs.read", path=way)).data == b"composed"
+    for top in ("", "\u00e7"):
+        other = world.live / top / "e\u0301"
+        if kind == "file":
+            other.write_text("decomposed")
+        elif kind == "directory":
+            other.mkdir()
+        else:
+            other.symlink_to("\u00e9")
+    for action, more in (("fs.read", {}), ("fs.stat", {}), ("fs.write", {"data": b"x"}), ("fs.delete", {})):
+        with pytest.raises(errors.InvalidRequest, match="another Unicode form"):
+            await world.run(action, path=way, **more)
+    assert (world.live / "\u00e9" / "a").read_text() == "composed"

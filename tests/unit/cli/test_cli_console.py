@@ -135,6 +135,17 @@ def test_news_come_while_the_prompt_waits(door: Any, asking: Any, terminal: Any,
     assert "1 agent;" in shown
 
 
+def test_ctrl_c_behind_a_commands_last_word_leaves_nobody_outside(
+    door: Any, asking: Any, terminal: Any
+) -> None:
+    """It comes while the command closes what it opened, or between it and the next line."""
+    del asking
+    door.answers["Deny"] = {"id": "a7", "agent": "bot-1a2b3", "step": 3, "state": "denied"}
+    rounds = [step for _ in range(8) for step in ((b"ringfence> ", b"deny a7 no\n"), (b"is told", b"\x03"))]
+    code, shown = terminal("console", script=[*rounds, (b"ringfence> ", b"quit\n")])
+    assert code == 0, shown
+
+
 def test_ctrl_d_leaves_and_a_command_may_be_broken_off(door: Any, asking: Any, terminal: Any) -> None:
     del asking
 

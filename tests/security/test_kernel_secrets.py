@@ -8,7 +8,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
+from ringfence.agent import CallFailed, NoSuchResource
+from ringfence.kernel.postgres import EmbeddedPostgres
 from support.scenes import Scene, console, scene_on
 from support.target import Target
 
@@ -16,6 +19,8 @@ pytestmark = [pytest.mark.sandbox, pytest.mark.postgres]
 
 CANARY = "canary-3f9a1c"
 TOKEN = "tok/en+va=lue-7b2d"  # with characters that encodings change
+LOGGED = "log/ged+key=71aa90"  # one that somebody wrote into a table
+PASSWORD = "pass-word-5e1c90"
 
 CONFIG = """
 apiVersion: ringfence/v1
@@ -23,6 +28,9 @@ kind: Kernel
 spec:
   resources:
     api: {{type: http, base: "{base}", auth: {{bearer: {{secret: api-token}}}}}}
+    open: {{type: http, base: "{base}/open"}}
+    keyed: {{type: http, base: "{base}/keyed", auth: {{header: {{name: X-Key, value: {{secret: logged}}}}}}}}
+    house: {{type: postgres, embedded: true}}
 """
 
 
@@ -45,6 +53,7 @@ def scene(target: Target) -> Iterator[Scene]:
     }
     with scene_on(None, env=env) as scene:
         scene.operator.ask("SecretSet", name="api-token", value=TOKEN.encode())
+        scene.operator.ask("SecretSet", name="logged", value=LOGGED.encode())
         scene.kernel.config.write_text(CONFIG.format(base=target.base))
         scene.operator.ask("Reload")
         yield scene
@@ -106,8 +115,72 @@ def test_a_credential_is_added_outside_and_taken_out_of_answers(scene: Scene, ta
     assert json.loads(response.text)["token"] == "[redacted]"
 
 
+def test_a_credential_comes_back_by_no_way_round(scene: Scene, target: Target) -> None:
+    """Torn into chunks and codes, out of another resource, out of a database and its errors."""
+    held = scene.hold(
+        allow=[f'http.*: "{target.base}/**"', "sql.read: {database: house}", "sql.write: {database: house}"]
+    )
+    rf = held.rf
+    body = rf.http.get(f"{target.base}/way/torn").text.split("\n")
+    assert body == ["[redacted]", "d[redacted]", "[redacted]"]  # the `d` is of what stood before it
+    # This one has no credential, and shows what the other one was sent.
+    page = rf.http.get(f"{target.base}/open/seen").text
+    assert "Bearer [redacted]" in page
+    # A database in which somebody keeps requests.
+    with psycopg.connect(
+        EmbeddedPostgres(scene.kernel.data).dsn("house", "house"), autocommit=True
+    ) as connection:
+        connection.execute("create table log (id int primary key, line text)")
+        connection.execute("insert into log values (1, %s)", [f"Key {LOGGED}"])
+    assert rf.sql.query("house", "select line from log")[0]["line"] == "Key [redacted]"
+    coded = "select encode(('x' || line)::bytea, 'base64') as line from log"
+    assert "[redacted]" in rf.sql.query("house", coded)[0]["line"]
+    error = held.refused(CallFailed, lambda: rf.sql.query("house", "select line::int from log"))
+    assert "[redacted]" in str(error)
+    padded = "select (repeat('x', 470) || line)::int from log"
+    error = held.refused(CallFailed, lambda: rf.sql.query("house", padded))
+    assert LOGGED[:4] not in str(error)
+    changed = rf.sql.execute("house", "update log set line = line where id = 1 returning line")
+    assert LOGGED not in repr(changed)
+    for secret in (TOKEN, LOGGED):
+        rows = scene.sql(
+            "select count(*) from journal where position(%s::bytea in body) > 0", secret.encode()
+        )
+        assert rows == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        ("{{type: postgres, dsn: {{secret: odd}}}}", f"{PASSWORD} host=db"),
+        ("{{type: postgres, dsn: {{secret: odd}}}}", f"postgresql://app:{PASSWORD}%zz@db/x"),
+        ('{{type: http, base: "{base}/odd", auth: {{bearer: {{secret: odd}}}}}}', f"{PASSWORD}\nsecond"),
+        ('{{type: http, base: "{base}/odd", auth: {{bearer: {{secret: odd}}}}}}', f"{PASSWORD}é"),
+    ],
+)
+def test_a_credential_that_can_not_be_used_is_quoted_nowhere(
+    scene: Scene, target: Target, declared: str, value: str
+) -> None:
+    before = scene.kernel.config.read_text()
+    scene.operator.ask("SecretSet", name="odd", value=value.encode())
+    scene.kernel.config.write_text(before + f"    odd: {declared.format(base=target.base)}\n")
+    (odd,) = scene.operator.ask("Reload")["unavailable"]
+    assert "secret `odd`" in odd["reason"]
+    held = scene.hold(allow=[f'http.*: "{target.base}/**"', "sql.read: {database: odd}"])
+    calls = (
+        lambda: held.rf.http.get(f"{target.base}/odd/echo"),
+        lambda: held.rf.sql.query("odd", "select 1"),
+    )
+    error = held.refused(NoSuchResource, calls["postgres" in declared])
+    scene.kernel.config.write_text(before)
+    assert scene.operator.ask("Reload")["unavailable"] == []
+    scene.operator.ask("SecretRemove", name="odd")
+    shown = json.dumps([str(error), odd]).encode() + scene.kernel.log.read_bytes()
+    assert PASSWORD.encode() not in shown
+
+
 def test_a_secret_is_listed_by_name_alone(scene: Scene) -> None:
-    assert scene.operator.ask("SecretList") == {"secrets": ["api-token"]}
+    assert scene.operator.ask("SecretList") == {"secrets": ["api-token", "logged"]}
     store = scene.kernel.data / "secrets"
     paths = [store, *store.rglob("*")] if store.is_dir() else [store]
     assert all(path.stat().st_mode & 0o077 == 0 for path in paths)
@@ -133,6 +206,7 @@ def test_nothing_that_is_kept_holds_a_secret(scene: Scene, target: Target) -> No
     for name, data in files:
         assert CANARY.encode() not in data, name
         assert TOKEN.encode() not in data, name
+        assert PASSWORD.encode() not in data, name
     dump = scene.sql("select string_agg(encode(body, 'escape'), '') from journal")[0][0]
     assert TOKEN not in dump
     assert CANARY not in dump
@@ -179,7 +253,7 @@ def test_the_command_line_takes_a_secret_from_a_file_or_a_pipe(scene: Scene, tmp
     )
     assert piped.returncode == 0, piped.stderr
     assert "from-a" not in done.stdout + done.stderr + piped.stdout + piped.stderr
-    assert scene.operator.ask("SecretList")["secrets"] == ["api-token", "filed", "piped"]
+    assert scene.operator.ask("SecretList")["secrets"] == ["api-token", "filed", "logged", "piped"]
     assert console("secrets", "rm", "filed", "--data", data).returncode == 0
     assert console("secrets", "rm", "filed", "--data", data).returncode == 4
 

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from base64 import b64encode
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,13 @@ class _Handler(BaseHTTPRequestHandler):
         elif mood == "echo":
             body = json.dumps({"seen": dict(self.headers.items()), "token": token}).encode()
             self._answer(200, body, x_echo=token, set_cookie="session=1")
+        elif mood == "torn":
+            # A stream of small chunks: the token as it is, then in base64 behind one more character, then in hex.
+            coded = b64encode(f"u{token}".encode())
+            self._stream(b"\n".join((token.encode(), coded, token.encode().hex().encode())))
+        elif mood == "seen":
+            # What other callers sent, as a page with the server's log would show it.
+            self._answer(200, Path(sys.argv[1]).read_bytes())
         elif mood in ("say", "complain"):
             words = unquote(self.path.partition("?")[2])
             self._answer(200 if mood == "say" else 404, words.encode())
@@ -84,6 +92,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+    def _stream(self, data: bytes) -> None:
+        self.send_response(200)
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for at in range(0, len(data), 3):
+            part = data[at : at + 3]
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+        self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, *_args: object) -> None:
         pass

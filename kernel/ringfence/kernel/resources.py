@@ -6,6 +6,7 @@ A resource whose secret is not there stays declared and is unavailable: every ca
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -17,6 +18,9 @@ from ringfence.policy.problems import ManifestError
 from ringfence.policy.resources import ResourceDecl, SecretRef
 from ringfence.syscalls.base import Effect
 from ringfence.syscalls.declared import HttpResource, HttpUndo, LlmResource, SqlResource
+from ringfence.syscalls.sql_target.session import secrets_of
+
+_HEADER_VALUE = re.compile(r"[\x20-\x7e]+")
 
 EMPTY_FILE = "apiVersion: ringfence/v1\nkind: Kernel\nspec: {}\n"
 
@@ -204,6 +208,12 @@ def _credential(declared: ResourceDecl, secrets: Secrets) -> tuple[dict[str, str
             headers["Authorization"] = f"Bearer {value}"
         else:
             headers[declared.auth.header] = value
+        if not all(_HEADER_VALUE.fullmatch(value) for value in headers.values()):
+            name = declared.auth.value.secret
+            raise _SecretMissing(
+                f"secret `{name}` holds a line break or a character that no header can carry; "
+                f"the operator sets it: ringfence secrets set {name}"
+            )
     return headers, hidden
 
 
@@ -216,6 +226,11 @@ def _sql(declared: ResourceDecl, secrets: Secrets, embedded: Mapping[str, str]) 
         return SqlResource(name=declared.name, dsn=dsn, untrusted=declared.untrusted)
     try:
         dsn = _reveal(declared.dsn, secrets)
-        return SqlResource(name=declared.name, dsn=dsn, untrusted=declared.untrusted)
+        # INVARIANT: what is no connection string is never handed to the driver, whose error would quote it.
+        hidden = secrets_of(dsn)
+        return SqlResource(name=declared.name, dsn=dsn, untrusted=declared.untrusted, secrets=hidden)
+    except ValueError as error:
+        where = f"secret `{declared.dsn.secret}`" if isinstance(declared.dsn, SecretRef) else "its `dsn`"
+        return SqlResource(name=declared.name, dsn="", unavailable=f"{where} can't be used: {error}")
     except _SecretMissing as error:
         return SqlResource(name=declared.name, dsn="", unavailable=str(error))

@@ -101,12 +101,14 @@ class SqlResource:
     Attributes:
         dsn: how to connect to it; holds the credential.
         untrusted: whether what it answers taints an agent.
+        secrets: values that must not appear in what is recorded of its answers.
         unavailable: why no call may use it, and what the operator does about it; empty: it can be used.
     """
 
     name: str
     dsn: str
     untrusted: bool = False
+    secrets: Sequence[str] = ()
     unavailable: str = ""
 
     def __repr__(self) -> str:

@@ -9,13 +9,10 @@ alone by all agents; what may be sent twice is sent again after that.
 from __future__ import annotations
 
 import asyncio
-import base64
 from dataclasses import dataclass, field
 from functools import cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from json import dumps
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, quote_plus
 
 import httpx
 from ringfence.syscalls.base import Call, Effect
@@ -23,17 +20,18 @@ from ringfence.syscalls.cooldown import ATTEMPTS_MAX, cooldown_of, wait_of
 from ringfence.syscalls.declared import HttpResource
 from ringfence.syscalls.errors import CallFailed, InvalidRequest, OutcomeUnknown, SnapshotFailed
 from ringfence.syscalls.http_reach import deliver, reachable
+from ringfence.syscalls.redaction import Redactor, redactor_for
 from ringfence.syscalls.refusals import outcome_unknown
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ringfence.syscalls.http_common import Target
 
 BODY_BYTES_MAX: Final = 16 << 20
-REDACTED: Final = "[redacted]"
 CONNECTIONS_MAX: Final = 128
+_AT_ONCE_BYTES_MAX: Final = 256 << 10
 
 _READABLE_ENCODINGS: Final = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
 # About the bytes on the wire, which the agent doesn't see, or a credential of the operator's session.
@@ -146,7 +144,9 @@ async def _send_once(call: Call, body: bytes) -> Answer:
     except TimeoutError:
         raise _failure(call, target, sent, f"did not answer within {timeout_s:g} s") from None
     except httpx.TransportError as error:
-        raise _failure(call, target, sent, reason_of(error)) from None
+        raise _failure(
+            call, target, sent, reason_of(error, redactor_for(call.env, resource.secrets))
+        ) from None
 
 
 def _request(call: Call, target: Target, body: bytes, sent: Sent) -> httpx.Request:
@@ -178,6 +178,7 @@ async def _exchange(
     call: Call, client: httpx.AsyncClient, request: httpx.Request, addresses: Sequence[str]
 ) -> Answer:
     resource: HttpResource = call.plan.data.resource
+    hide = redactor_for(call.env, resource.secrets)
     response = await deliver(client, request, addresses)
     if resource.untrusted:
         # A refusal of it says something too.
@@ -186,7 +187,7 @@ async def _exchange(
         encoding = response.headers.get("content-encoding", "").strip().lower()
         if encoding not in _READABLE_ENCODINGS:
             raise CallFailed(
-                f"`{resource.name}` answered {response.status_code} in the encoding `{encoding}`, "
+                f"`{resource.name}` answered {response.status_code} in the encoding `{hide.text(encoding)[:40]}`, "
                 "which was not asked for; the request was carried out",
                 sent="yes",
             )
@@ -203,17 +204,19 @@ async def _exchange(
             parts.append(part)
     except httpx.DecodingError as error:
         raise CallFailed(
-            f"the answer of `{resource.name}` can't be decoded: {reason_of(error)}", sent="yes"
+            f"the answer of `{resource.name}` can't be decoded: {reason_of(error, hide)}", sent="yes"
         ) from None
     finally:
         await response.aclose()
-    secrets = spellings_of(resource.secrets)
     headers = {
-        name.lower(): redact(value.encode(), secrets).decode(errors="replace")
+        hide.text(name.lower()): hide.text(value)
         for name, value in response.headers.items()
         if name.lower() not in _DROPPED_HEADERS and not (encoding and name.lower() == "content-length")
     }
-    return Answer(status=response.status_code, headers=headers, body=redact(b"".join(parts), secrets))
+    body = b"".join(parts)
+    # A long answer is searched beside the loop: other calls don't wait for it.
+    clean = hide.body(body) if size <= _AT_ONCE_BYTES_MAX else await asyncio.to_thread(hide.body, body)
+    return Answer(status=response.status_code, headers=headers, body=clean)
 
 
 def _failure(call: Call, target: Target, sent: Sent, what: str) -> CallFailed | OutcomeUnknown:
@@ -226,7 +229,7 @@ def _failure(call: Call, target: Target, sent: Sent, what: str) -> CallFailed | 
     return outcome_unknown(call, text, sent="maybe")
 
 
-def reason_of(error: httpx.TransportError | httpx.DecodingError) -> str:
+def reason_of(error: httpx.TransportError | httpx.DecodingError, hide: Redactor) -> str:
     """What happened, on one line and without address or credential."""
     if isinstance(error, httpx.ConnectTimeout):
         return "can't be reached in time"
@@ -234,24 +237,9 @@ def reason_of(error: httpx.TransportError | httpx.DecodingError) -> str:
         return "can't be reached"
     if isinstance(error, httpx.TimeoutException):
         return "did not answer in time"
-    text = " ".join(str(error).split()) or type(error).__name__
+    # INVARIANT: behind a colon the transport quotes what was sent or came, in a spelling of its own.
+    text = hide.text(" ".join(str(error).split())).partition(":")[0] or type(error).__name__
     return f"broke the connection ({text[:200]})"
-
-
-def spellings_of(secrets: Iterable[str]) -> list[bytes]:
-    """The forms in which an echo may carry a secret, longest first, so that none leaves a part of another."""
-    found: set[str] = set()
-    for secret in filter(None, secrets):
-        found |= {secret, quote(secret, safe=""), quote_plus(secret), dumps(secret)[1:-1]}
-        found.add(base64.b64encode(secret.encode()).decode())
-    return sorted((text.encode() for text in found), key=len, reverse=True)
-
-
-def redact(data: bytes, spellings: Iterable[bytes]) -> bytes:
-    """Take secrets out of what came back."""
-    for spelling in spellings:
-        data = data.replace(spelling, REDACTED.encode())
-    return data
 
 
 @cache

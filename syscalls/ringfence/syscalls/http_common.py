@@ -27,6 +27,8 @@ HEADERS_MAX: Final = 64
 HEADER_BYTES_MAX: Final = 16 << 10
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+# With these an agent could have a credential that is echoed sent to it in pieces, none of which is one.
+_SLICING_HEADERS: Final = frozenset({"range", "if-range"})
 # One line of visible ASCII: no header can be smuggled in behind another.
 _HEADER_VALUE: Final = re.compile(r"[\x20-\x7e\t]*")
 # Of the connection, of the credential, of the way a request came, or another method in disguise.
@@ -176,6 +178,11 @@ def _check_headers(headers: Mapping[str, str], resource: HttpResource) -> Mappin
             )
         if lower in _REFUSED_HEADERS:
             raise InvalidRequest(f"header `{name}` can't be set by an agent; leave it out")
+        if lower in _SLICING_HEADERS and resource.secrets:
+            raise InvalidRequest(
+                f"header `{name}` can't be used on `{resource.name}`, which has a credential: pieces of an answer can't be "
+                "searched for it; leave it out"
+            )
         if lower in own:
             raise InvalidRequest(f"header `{name}` is set by the resource `{resource.name}`; leave it out")
         if lower in checked:

@@ -8,7 +8,6 @@ reservation, since nobody knows what the host has done.
 from __future__ import annotations
 
 import asyncio
-import json
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,9 +18,10 @@ from ringfence.syscalls.base import Call
 from ringfence.syscalls.cooldown import ATTEMPTS_MAX, cooldown_of, wait_of
 from ringfence.syscalls.declared import LlmResource
 from ringfence.syscalls.errors import CallFailed, QuotaExceeded, ReplyCut
-from ringfence.syscalls.http_client import BODY_BYTES_MAX, Sent, client_of, reason_of, redact, spellings_of
+from ringfence.syscalls.http_client import BODY_BYTES_MAX, Sent, client_of, reason_of
 from ringfence.syscalls.http_reach import deliver, reachable
 from ringfence.syscalls.llm_reply import Reply, Stream, decode, error_of, whole
+from ringfence.syscalls.redaction import Redactor, redactor_for
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -119,10 +119,13 @@ async def _once(call: Call, wanted: Ask, attempt: _Attempt, number: int) -> Repl
     except TimeoutError:
         raise _broken(call, wanted, attempt, f"`{name}` did not answer in time") from None
     except httpx.TransportError as error:
-        raise _broken(call, wanted, attempt, f"`{name}` {reason_of(error)}") from None
+        raise _broken(call, wanted, attempt, f"`{name}` {reason_of(error, _hiding(call, wanted))}") from None
     except httpx.DecodingError as error:
         raise _broken(
-            call, wanted, attempt, f"the answer of `{name}` can't be decoded: {reason_of(error)}"
+            call,
+            wanted,
+            attempt,
+            f"the answer of `{name}` can't be decoded: {reason_of(error, _hiding(call, wanted))}",
         ) from None
     except asyncio.CancelledError:
         # Killed or revoked while the host was writing: what came is charged, the call itself tells why it ended.
@@ -163,7 +166,7 @@ async def _exchange(call: Call, wanted: Ask, attempt: _Attempt, number: int) -> 
         data = await _read(response, resource)
     finally:
         await response.aclose()
-    document = decode(redact(data, spellings_of(resource.secrets)))
+    document = _hiding(call, wanted).value(decode(data))
     reply = None if document is None else whole(document)
     if reply is None:
         raise CallFailed(f"`{resource.name}` answered with something that is no chat completion", sent="yes")
@@ -177,14 +180,14 @@ async def _refused(call: Call, wanted: Ask, response: httpx.Response, attempt: _
         CallFailed: unless the host asks to wait.
     """
     resource, status = wanted.resource, response.status_code
-    body = redact(await _read(response, resource), spellings_of(resource.secrets))
+    body = await _read(response, resource)
     call.settle({})
     message, code = error_of(decode(body))
     headers = {name.lower(): value for name, value in response.headers.items()}
     attempt.wait_s = wait_of(status, headers, body, number)
     if attempt.wait_s is not None and code not in _SPENT_CODES:
         return
-    said = f": {_line(message)}" if message else ""
+    said = f": {_line(_hiding(call, wanted).text(message))}" if message else ""
     raise CallFailed(
         f"`{resource.name}` answered {status}{said}", status=str(status), sent="yes", resource=resource.name
     )
@@ -230,13 +233,13 @@ async def _parts(call: Call, wanted: Ask, response: httpx.Response, attempt: _At
         if stream.ended or stream.broken:
             break
     if stream.reply.error:
-        said = _line(_masked_text(stream.reply.error, wanted.resource))
+        said = _line(_hiding(call, wanted).text(stream.reply.error))
         raise _broken(call, wanted, attempt, f"`{name}` broke the reply off: {said}")
     if stream.broken:
         raise _broken(call, wanted, attempt, f"`{name}` sent a part of the reply that can't be read")
     if not stream.complete:
         raise _broken(call, wanted, attempt, f"`{name}` ended the reply in the middle")
-    return _masked(stream.assembled(), wanted.resource)
+    return _masked(stream.assembled(), _hiding(call, wanted))
 
 
 def _settle(call: Call, wanted: Ask, reply: Reply) -> Settled:
@@ -253,7 +256,7 @@ def _settle(call: Call, wanted: Ask, reply: Reply) -> Settled:
 def _charge_received(call: Call, wanted: Ask, attempt: _Attempt) -> Settled | None:
     """Charge what came; None: nothing did."""
     if attempt.stream is not None:
-        return _settle(call, wanted, _masked(attempt.stream.assembled(), wanted.resource))
+        return _settle(call, wanted, _masked(attempt.stream.assembled(), _hiding(call, wanted)))
     call.settle(wanted.worst() if attempt.sent.begun else {})
     return None
 
@@ -287,19 +290,15 @@ def _broken(call: Call, wanted: Ask, attempt: _Attempt, what: str) -> CallFailed
     )
 
 
-def _masked(reply: Reply, resource: LlmResource) -> Reply:
+def _hiding(call: Call, wanted: Ask) -> Redactor:
+    return redactor_for(call.env, wanted.resource.secrets)
+
+
+def _masked(reply: Reply, hide: Redactor) -> Reply:
     """Take echoed secrets out of an assembled message: in a stream they may be torn over parts."""
-    spellings = spellings_of(resource.secrets)
-    if spellings:
-        data = redact(json.dumps(reply.message, ensure_ascii=False).encode("utf-8", "replace"), spellings)
-        reply.message = json.loads(data)
-        reply.model = _masked_text(reply.model, resource)
-        reply.finish = _masked_text(reply.finish, resource)
+    reply.message = hide.value(reply.message)
+    reply.model, reply.finish = hide.text(reply.model), hide.text(reply.finish)
     return reply
-
-
-def _masked_text(text: str, resource: LlmResource) -> str:
-    return redact(text.encode("utf-8", "replace"), spellings_of(resource.secrets)).decode("utf-8", "replace")
 
 
 def _line(text: str) -> str:

@@ -9,6 +9,7 @@ import msgspec
 from ringfence.syscalls.base import Call, Env, Plan
 from ringfence.syscalls.declared import SqlResource
 from ringfence.syscalls.errors import CallFailed, InvalidRequest
+from ringfence.syscalls.redaction import without_secrets
 from ringfence.syscalls.sql_common import (
     Kind,
     Statement,
@@ -75,9 +76,9 @@ async def run(call: Call, arguments: Arguments) -> Result:
     target: Target = call.plan.data
     try:
         answer = await read(call, target.resource, target.statement, arguments.parameters, arguments.limit)
-    except CallFailed:
+    except CallFailed as error:
         # Its text may quote what stands there.
         taint_by(call, target.resource)
-        raise
+        raise without_secrets(call.env, error) from None
     taint_by(call, target.resource)
     return Result(columns=answer.columns, rows=answer.rows, truncated=answer.truncated)

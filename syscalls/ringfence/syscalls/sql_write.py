@@ -9,6 +9,7 @@ import msgspec
 from ringfence.syscalls.base import Call, Effect, Env, Plan, Question, Rerun
 from ringfence.syscalls.declared import SqlResource
 from ringfence.syscalls.errors import CallFailed, InvalidRequest
+from ringfence.syscalls.redaction import without_secrets
 from ringfence.syscalls.sql_common import (
     Kind,
     Statement,
@@ -83,10 +84,10 @@ async def run(call: Call, arguments: Arguments) -> Result:
     target: Target = call.plan.data
     try:
         written = await write(call, target.resource, target.statement, arguments.parameters)
-    except CallFailed:
+    except CallFailed as error:
         # Its text may quote what stands there.
         taint_by(call, target.resource)
-        raise
+        raise without_secrets(call.env, error) from None
     if written.rows:
         taint_by(call, target.resource)
     return _result(written)

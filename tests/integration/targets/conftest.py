@@ -105,7 +105,9 @@ class Database:
         self.dsn = dsn
         self.store = store
         self.resource = SqlResource(name="crm", dsn=dsn)
-        self.env: Any = SimpleNamespace(agent="agent", snapshots=store, sql={"crm": self.resource})
+        self.env: Any = SimpleNamespace(
+            agent="agent", snapshots=store, sql={"crm": self.resource}, http={}, llm={}
+        )
         self.policy = policy_of("sql.read: {database: crm}", "sql.write: {database: crm}")
         self.step = 0
 

@@ -55,7 +55,7 @@ def get(make_call: Callable[..., Call]) -> Callable[..., Any]:
         resource = HttpResource(
             name="api", base=base, headers={}, effects=(), idempotency_header=None, **fields
         )
-        env: Any = SimpleNamespace(agent="agent", http={"api": resource})
+        env: Any = SimpleNamespace(agent="agent", http={"api": resource}, llm={}, sql={})
         verb: Any = http_get
         made = verb.Arguments(url=base + path)
         call = make_call(env=env, plan=verb.plan(made, env), policy=AgentPolicy("agent", [], [], []))

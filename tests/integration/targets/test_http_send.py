@@ -40,7 +40,7 @@ class Agent:
     async def send(
         self, verb: Any, path: str, *, call: dict[str, Any] | None = None, **arguments: Any
     ) -> Any:
-        env: Any = SimpleNamespace(agent="agent", http={"api": HttpResource(**self.fields)})
+        env: Any = SimpleNamespace(agent="agent", http={"api": HttpResource(**self.fields)}, llm={}, sql={})
         made = verb.Arguments(url=self.upstream.base + path, **arguments)
         self.call = self.make_call(
             env=env, plan=verb.plan(made, env), policy=AgentPolicy("agent", [], [], []), **(call or {})

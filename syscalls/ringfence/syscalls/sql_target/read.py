@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from ringfence.syscalls.errors import CallFailed
+from ringfence.syscalls.redaction import redactor_for
 from ringfence.syscalls.sql_target.catalog import check_functions, judge_plan
 from ringfence.syscalls.sql_target.session import LimitReached, transaction, within
 from ringfence.syscalls.sql_target.values import row_to_json, to_parameter
@@ -71,9 +72,10 @@ async def read(
                 raise _too_large(resource) from None
             raise
     await call.failpoint("after_effect")
+    hide = redactor_for(call.env, ())
     return Answer(
-        columns=list(found.columns),
-        rows=[row_to_json(row, found.oids) for row in found.rows[:rows_max]],
+        columns=hide.value(list(found.columns)),
+        rows=hide.value([row_to_json(row, found.oids) for row in found.rows[:rows_max]]),
         truncated=len(found.rows) > rows_max,
     )
 

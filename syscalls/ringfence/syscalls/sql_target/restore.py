@@ -145,7 +145,7 @@ async def restore(resource: SqlResource, plan: SqlRestorePlan) -> SqlRestoreRepo
                 )
         items, conflicts = await _still_valid(session, plan)
         await session.execute("set constraints all deferred")
-        await _put_back(session, infos, _parents_first(infos), items, resource.name)
+        await _put_back(session, infos, _parents_first(infos), items, resource)
         await _verify(session, plan, items)
         xid = str(await session.value("select pg_catalog.pg_current_xact_id()"))
         try:
@@ -256,7 +256,7 @@ async def _put_back(
     infos: Mapping[Table, TableInfo],
     parents_first: Sequence[Table],
     items: Iterable[SqlItem],
-    resource: str,
+    resource: SqlResource,
 ) -> None:
     """Create, restore, remove; foreign keys want this order.
 
@@ -285,7 +285,8 @@ async def _put_back(
         else:
             return
     if refusal is not None:
-        raise CallFailed(f"the rows can't be put back: {answered(resource, refusal)}; nothing was changed")
+        said = answered(resource, refusal).message[:500]
+        raise CallFailed(f"the rows can't be put back: {said}; nothing was changed")
 
 
 async def _create(session: Session, info: TableInfo, items: Sequence[SqlItem]) -> None:

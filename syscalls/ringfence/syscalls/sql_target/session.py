@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 import psycopg
 from psycopg import AsyncConnection, AsyncRawCursor, errors
 from psycopg.adapt import AdaptersMap, Loader
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 from ringfence.syscalls.errors import CallFailed, Conflict, Deadline, InvalidRequest, SyscallError
+from ringfence.syscalls.redaction import redactor_of
 from ringfence.syscalls.refusals import refuse_unavailable
 
 if TYPE_CHECKING:
@@ -311,28 +313,45 @@ def target_errors(resource: SqlResource) -> Generator[None]:
     except errors.LockNotAvailable:
         raise Conflict(f"another transaction in `{name}` holds a lock; try again later") from None
     except (psycopg.InterfaceError, psycopg.OperationalError) as error:
-        raise _unreachable(name, error) from None
+        raise _unreachable(resource, error) from None
     except psycopg.Error as error:
-        raise answered(name, error) from None
+        raise answered(resource, error) from None
     except UnicodeDecodeError:
         raise CallFailed(
             f"`{name}` answered with a text that is no UTF-8; leave that column out, or encode it in the statement"
         ) from None
 
 
-def _unreachable(name: str, error: psycopg.Error) -> SyscallError:
+def _unreachable(resource: SqlResource, error: psycopg.Error) -> SyscallError:
     if error.sqlstate is not None and not error.sqlstate.startswith(("08", "57P")):
-        return answered(name, error)
-    _log.warning("sql target %s: %s", name, " ".join(str(error).split()))
+        return answered(resource, error)
+    said = redactor_of(resource.secrets).text(" ".join(str(error).split()))
+    _log.warning("sql target %s: %s", resource.name, said)
     return CallFailed(
-        f"database `{name}` can't be reached, or broke the connection; the operator can check it"
+        f"database `{resource.name}` can't be reached, or broke the connection; the operator can check it"
     )
 
 
-def answered(name: str, error: psycopg.Error) -> CallFailed:
-    """An error of the statement, in the target's own words on one line."""
-    text = " ".join((error.diag.message_primary or str(error)).split())
-    return CallFailed(f"`{name}` answered: {text[:500]}", sqlstate=error.sqlstate or "")
+def answered(resource: SqlResource, error: psycopg.Error) -> CallFailed:
+    """An error of the statement, in the target's own words on one line, without the target's credential."""
+    text = redactor_of(resource.secrets).text(" ".join((error.diag.message_primary or str(error)).split()))
+    return CallFailed(f"`{resource.name}` answered: {text}", sqlstate=error.sqlstate or "")
+
+
+def secrets_of(dsn: str) -> tuple[str, ...]:
+    """What of a connection string must never show: the password, and a whole string that holds one.
+
+    Raises:
+        ValueError: it is no connection string. The text quotes nothing of it.
+    """
+    try:
+        found = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        raise ValueError(
+            "it is no connection string such as `postgresql://user:password@host/name`"
+        ) from None
+    # Of a key too the file's name alone shows, but not what opens it.
+    return tuple(filter(None, (str(found.get(name) or "") for name in ("password", "sslpassword"))))
 
 
 def quoted(*names: str) -> str:

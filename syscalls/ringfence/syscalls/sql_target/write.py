@@ -17,6 +17,7 @@ from ringfence.sandbox.snapshots import SnapshotError
 from ringfence.syscalls.base import Call, Rerun
 from ringfence.syscalls.declared import SqlResource
 from ringfence.syscalls.errors import CallFailed, Conflict, InvalidRequest, OutcomeUnknown, SnapshotFailed
+from ringfence.syscalls.redaction import redactor_for
 from ringfence.syscalls.refusals import outcome_unknown
 from ringfence.syscalls.sql_common import Kind, Statement
 from ringfence.syscalls.sql_target.catalog import check_functions, judge_plan
@@ -167,10 +168,11 @@ async def _attempt(job: _Job) -> Written:
     # error.
     await session.execute("set constraints all immediate")
     returning = len(answer.columns) - own
+    hide = redactor_for(job.call.env, ())
     written = Written(
         row_count=len(before) if truncates else len(answer.rows),
-        columns=list(answer.columns[:returning]),
-        rows=[row_to_json(row[:returning], answer.oids[:returning]) for row in answer.rows]
+        columns=hide.value(list(answer.columns[:returning])),
+        rows=hide.value([row_to_json(row[:returning], answer.oids[:returning]) for row in answer.rows])
         if returning
         else [],
     )

@@ -5,19 +5,21 @@ INVARIANT: a row under way is never abandoned, for its change may commit; its fl
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from ringfence.kernel.admission import Admission
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
+from ringfence.kernel.journal.deltas import PackedSave, pack
 from ringfence.kernel.journal.types import AgentKey, Entry, EpochMoved, NothingYet, StateConflict
 from ringfence.kernel.mailboxes import woken_by
 from ringfence.kernel.outcomes import Outcomes, conflict_error, inline_payload
 from ringfence.kernel.settled import Answer
-from ringfence.syscalls.base import StateChange
-from ringfence.syscalls.codec import encode_result
+from ringfence.syscalls.base import CheckpointSave, StateChange
+from ringfence.syscalls.codec import canonical_json, encode_result
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,17 +29,24 @@ class Done:
     Attributes:
         result: JSON.
         woken: agents that it wrote to, with the kernels that own them.
+        packed: the checkpoint that it is.
+        branch: of its row.
     """
 
     result: bytes = b""
     woken: list[tuple[int, int | None]] = field(default_factory=list[tuple[int, int | None]])
+    packed: PackedSave | None = None
+    branch: int = 0
 
 
-def atomic_entry(flight: Flight) -> tuple[Entry, Done]:
+_AT_ONCE_BYTES: Final = 64 << 10  # a state up to here is packed within the event loop's turn
+
+
+def atomic_entry(flight: Flight, packed: PackedSave | None = None) -> tuple[Entry, Done]:
     """The outcome of an ATOMIC call with its work, and what is filled in when that is done."""
     row, body = flight.row, flight.row.body
     outcome = flight.outcome_row("ok", b"")
-    told = Done()
+    told = Done(packed=packed, branch=outcome.branch)
 
     def finish(done: object) -> bytes:
         # A checkpoint is named by the step that saved it; nothing else about it is news.
@@ -48,11 +57,11 @@ def atomic_entry(flight: Flight) -> tuple[Entry, Done]:
         told.result, told.woken = result, woken_by(done)
         if isinstance(done, dict) and cast("dict[str, Any]", done).get("tainted"):
             flight.taint(f"a message from `{cast('dict[str, Any]', done).get('from_name')}`")
-        head = flight.opening() + b'"arguments":' + flight.canonical
+        head = flight.opening() + b'"arguments":' + (flight.canonical if packed is None else _named(packed))
         outcome.body = head + b',"result":' + result + b"," + flight.explain()
         return outcome.body
 
-    change = body.transaction(flight.arguments)
+    change = packed or body.transaction(flight.arguments)
     if flight.watched and isinstance(change, StateChange):
         # INVARIANT: what had to be fresh when the call was decided is so when it commits.
         change = dataclasses.replace(change, reads={**flight.watched, **change.reads})
@@ -69,9 +78,10 @@ async def run_atomic(core: Core, outcomes: Outcomes, flight: Flight) -> Answer:
     body = flight.row.body
     await flight.failpoint("before_intent")
     early = await body.wait(flight, flight.arguments) if flight.row.waits else None
+    packed = await _pack(flight) if flight.row.action == "checkpoint.save" else None
     while True:
         if early is None:
-            entry, done = atomic_entry(flight)
+            entry, done = atomic_entry(flight, packed)
         else:
             done = Done(result=encode_result(flight.row, early))
             entry = Entry(row=flight.outcome_row("ok", inline_payload(done.result)), epoch=flight.epoch)
@@ -82,9 +92,49 @@ async def run_atomic(core: Core, outcomes: Outcomes, flight: Flight) -> Answer:
             early = await body.wait(flight, flight.arguments)
     for agent, owner in done.woken:
         core.mailboxes.announce(AgentKey(agent), owner)
+    keep_saved(flight, done)
     await flight.failpoint("after_outcome")
     outcomes.remember(flight, entry.row)
     return Answer(step=flight.step, result=done.result)
+
+
+async def _pack(flight: Flight) -> PackedSave:
+    """Make the stored form of a checkpoint, beside the event loop where that takes long."""
+    packed = packed_at_once(flight)
+    if packed is not None:
+        return packed
+    save: CheckpointSave = flight.row.body.transaction(flight.arguments)
+    return await asyncio.to_thread(pack, save, flight.thread.replay.saved)
+
+
+def packed_at_once(flight: Flight) -> PackedSave | None:
+    """The stored form of a checkpoint, or None where making it would hold up the event loop."""
+    save: CheckpointSave = flight.row.body.transaction(flight.arguments)
+    base = flight.thread.replay.saved
+    if len(save.state) + (0 if base is None else len(base.state)) > _AT_ONCE_BYTES:
+        return None
+    return pack(save, base)
+
+
+def keep_saved(flight: Flight, done: Done) -> None:
+    """A checkpoint is committed: the next one may rest on it."""
+    replay = flight.thread.replay
+    newer = replay.saved is None or replay.saved.step < flight.step
+    if done.packed is not None and newer and flight.thread.lineage.holds(done.branch, flight.step):
+        replay.saved = done.packed.as_base(flight.step)
+
+
+def _named(packed: PackedSave) -> bytes:
+    """The arguments of a save as the journal keeps them: the state is in the checkpoint, by its hash, and not there twice."""
+    save = packed.save
+    return canonical_json(
+        {
+            "next_child": save.next_child,
+            "schema_version": save.schema_version,
+            "state_bytes": len(save.state),
+            "state_sha256": packed.digest.hex(),
+        }
+    )
 
 
 async def _committed(core: Core, flight: Flight, entry: Entry) -> bool:

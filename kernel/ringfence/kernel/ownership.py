@@ -153,6 +153,8 @@ class Ownership:
             # Never taken for none: that would do all of it again.
             older = f"ringfence rollback {thread.id} --to {error.step - 1} --start"
             thread.unreadable = f"{error}; go on from before it: {older}"
+        if replay.checkpoint is not None:
+            replay.saved = replay.checkpoint.base
         after = 0 if replay.checkpoint is None else replay.checkpoint.step
         async for row in store.lineage_outcomes(thread.key, parts, after):
             replay.add(row)

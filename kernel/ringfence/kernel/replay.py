@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringfence.kernel.journal.deltas import Base
 from ringfence.kernel.journal.types import BranchRecord, CheckpointRecord, Phase, StoredRow
 
 NO_CUT = (1 << 62) - 1
@@ -122,12 +123,21 @@ class Effects:
 
 @dataclass(slots=True)
 class Replay:
-    """Recorded outcomes that a program may ask for again."""
+    """Recorded outcomes that a program may ask for again.
+
+    Attributes:
+        outcomes: the newest by place.
+        last: the last step with one, by lane.
+        unfinished: calls that a dead kernel began.
+        checkpoint: what the program goes on from.
+        saved: the newest checkpoint of the branch, which the next one may rest on: later than `checkpoint` while it runs.
+    """
 
     outcomes: dict[tuple[str, int], StoredRow] = field(default_factory=dict[tuple[str, int], StoredRow])
     last: dict[str, int] = field(default_factory=dict[str, int])
     unfinished: dict[tuple[str, int], Unfinished] = field(default_factory=dict[tuple[str, int], Unfinished])
     checkpoint: CheckpointRecord | None = None
+    saved: Base | None = None
 
     def add(self, row: StoredRow) -> None:
         """Take one outcome; of several for one place the newest counts.

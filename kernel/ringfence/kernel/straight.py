@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ringfence.kernel.atomic import Done, atomic_entry
+from ringfence.kernel.atomic import Done, atomic_entry, keep_saved, packed_at_once
 from ringfence.kernel.config import DEADLINE_MS_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import AWAY
 from ringfence.kernel.flight import Flight
@@ -32,7 +32,7 @@ from ringfence.kernel.journal.types import (
 from ringfence.kernel.outcomes import Outcomes, Request, inline_payload
 from ringfence.kernel.settled import Answer
 from ringfence.policy.types import Verdict
-from ringfence.syscalls.base import Effect, Plan, Recovery, Work
+from ringfence.syscalls.base import CheckpointSave, Effect, Plan, Recovery, Work
 from ringfence.syscalls.codec import encode_result
 from ringfence.syscalls.errors import Internal, JournalUnavailable, SyscallError
 from ringfence.syscalls.table import Row as TableRow
@@ -139,9 +139,11 @@ class Straight:
         thread.took_off(flight)
         try:
             if flight.row.recovery is Recovery.ATOMIC:
-                entry, way.told = atomic_entry(flight)
-                if isinstance(entry.atomic, Work):
-                    # It may have to wait, and to wake others.
+                saves = flight.row.action == "checkpoint.save"
+                packed = packed_at_once(flight) if saves else None
+                entry, way.told = atomic_entry(flight, packed)
+                if isinstance(entry.atomic, Work | CheckpointSave):
+                    # It may have to wait, and to wake others; a large state takes its time.
                     self.turn(way, None)
                     return
                 flight.effect_started = True
@@ -166,6 +168,7 @@ class Straight:
         flight = way.flight
         thread = flight.thread
         thread.landed(flight)
+        keep_saved(flight, way.told)
         self._outcomes.remember(flight, way.row)
         answer = Answer(step=flight.step, result=way.told.result)
         if flight.answer is not None:

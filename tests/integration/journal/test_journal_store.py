@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from ringfence.kernel.journal.deltas import pack
 from ringfence.kernel.journal.store import Store
 from ringfence.kernel.journal.types import (
     Ambiguous,
@@ -332,6 +334,50 @@ async def test_the_newest_checkpoint_of_a_lineage_and_a_damaged_one(world, entry
     with pytest.raises(Damaged, match=r"`7` \(schema version 7\)"):
         await latest(agent.key, [(0, 4), (1, 1 << 62)])
     assert (await latest(agent.key, [(0, 4), (1, 1 << 62)], before_step=7)).step == 2
+
+
+async def test_checkpoints_of_earlier_releases_are_read(world):
+    """A row of theirs holds the state as it is, and says nothing of packing; so does a line of their exports."""
+    kernel = await world.kernel()
+    agent = await world.agent(kernel)
+    state = b'{"page":7}'
+    line = {
+        "step": 3,
+        "branch": 0,
+        "lane_step": 2,
+        "schema_version": 1,
+        "next_child": 4,
+        "state": "\\x" + state.hex(),
+        "digest": "\\x" + hashlib.sha256(state).hexdigest(),
+        "at": "2026-11-01T00:00:00+00:00",
+    }
+    await world.store.import_row("checkpoints", agent.key, line)
+    found = await world.store.latest_checkpoint(agent.key, [(0, 9)])
+    assert (found.step, found.lane_step, found.next_child, found.state) == (3, 2, 4, state)
+    # The next one rests on it.
+    assert (found.base.step, found.base.links, found.base.delta_bytes) == (3, 0, 0)
+
+
+async def test_a_damaged_link_is_told_as_the_checkpoint_that_rests_on_it(world, entry):
+    kernel = await world.kernel()
+    agent = await world.agent(kernel)
+    journal = await world.journal(kernel, agent)
+    base = None
+    for step in range(1, 4):
+        save = CheckpointSave(
+            state=b'{"text":"%s","at":%d}' % (b"abcdefg" * 99, step), schema_version=1, next_child=0
+        )
+        packed = pack(save, base)
+        await journal.append(entry(agent.key, step, atomic=packed))
+        base = packed.as_base(step)
+    latest = world.store.latest_checkpoint
+    assert (await latest(agent.key, [(0, 9)])).base == base
+    await world.sql("update checkpoints set state = overlay(state placing '???' from 9 for 3) where step = 2")
+    with pytest.raises(Damaged, match="`3`"):
+        await latest(agent.key, [(0, 9)])
+    with pytest.raises(Damaged, match="`2`"):
+        await latest(agent.key, [(0, 9)], before_step=3)
+    assert (await latest(agent.key, [(0, 9)], before_step=2)).step == 1
 
 
 async def test_restoring_state_lists_what_others_changed(world, entry):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from ringfence.kernel.journal.copyrows import (
     int8,
     int8_array,
 )
+from ringfence.kernel.journal.deltas import PackedSave, pack
 from ringfence.kernel.journal.statework import Held, StateWork, Version
 from ringfence.kernel.journal.types import EpochMoved, OwnerMoved, Row
 from ringfence.syscalls.base import CheckpointSave, StateChange, Work
@@ -42,6 +42,8 @@ def sends_of(batch: list[Pending], work: StateWork) -> list[Statement]:
     for pending in batch:
         atomic = pending.entry.atomic
         if isinstance(atomic, CheckpointSave):
+            atomic = pack(atomic, None)
+        if isinstance(atomic, PackedSave):
             sends.append(checkpoint_of(pending.entry.row, atomic))
     return sends
 
@@ -129,10 +131,12 @@ def keep_allowed(batch: list[Pending], truth: dict[int, tuple[int, bool]]) -> li
     return kept
 
 
-def checkpoint_of(row: Row, save: CheckpointSave) -> Statement:
+def checkpoint_of(row: Row, packed: PackedSave) -> Statement:
     """What saves a checkpoint."""
-    numbers = (row.chain, row.step, row.branch, row.lane_step, save.schema_version, save.next_child)
-    return b"checkpoint", (*map(int8, numbers), save.state, hashlib.sha256(save.state).digest())
+    save = packed.save
+    place = (row.chain, row.step, row.branch, row.lane_step)
+    numbers = (*place, save.schema_version, save.next_child, packed.packing, packed.base)
+    return b"checkpoint", (*map(int8, numbers), packed.data, packed.digest)
 
 
 def columns_of(versions: Sequence[Version]) -> list[bytes]:

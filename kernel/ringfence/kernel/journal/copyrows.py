@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 from ringfence.kernel.journal.chain import WORD_LENGTH_MAX, fixed_image, framed, link
+from ringfence.kernel.journal.deltas import PackedSave
 from ringfence.kernel.journal.types import BadRow, Entry, Row
 from ringfence.syscalls.base import CheckpointSave, StateChange, Work
 
@@ -201,6 +202,9 @@ def prepare(entry: Entry, future: Waiter, now: float) -> Pending:
     elif isinstance(atomic, CheckpointSave):
         check_body(atomic.state)
         size += len(atomic.state)
+    elif isinstance(atomic, PackedSave):
+        check_body(atomic.data)
+        size += len(atomic.data)
     elif atomic is not None:
         packed = packed_work(row, "", atomic)
         check_body(packed)

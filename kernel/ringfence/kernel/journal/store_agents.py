@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 from ringfence.kernel.journal.database import Connection, borrowed
+from ringfence.kernel.journal.deltas import UnpackError, unpack_chain
 from ringfence.kernel.journal.store_base import Lineage, StoreBase, agent_record, made_by, statement
 from ringfence.kernel.journal.store_kernels import short_id
 from ringfence.kernel.journal.types import (
@@ -224,13 +226,18 @@ class AgentStore(StoreBase):
             Damaged: its bytes are not those that were saved.
             Unavailable: the database is away.
         """
-        row = await self._tuple(
+        rows = await self._tuples(
             "agents.checkpoint", {"agent": key, "before": before_step, **lineage_values(lineage)}
         )
-        if row is None:
+        if not rows:
             return None
-        step, branch, lane_step, schema_version, next_child, state, digest = row
-        if hashlib.sha256(state).digest() != digest:
+        step, branch, lane_step, schema_version, next_child, _, _, digest = rows[0]
+        chain = [(row[0], row[5], row[6]) for row in reversed(rows)]
+        try:
+            base = await asyncio.to_thread(unpack_chain, chain)
+        except UnpackError as error:
+            raise Damaged(step, schema_version) from error
+        if hashlib.sha256(base.state).digest() != digest:
             raise Damaged(step, schema_version)
         return CheckpointRecord(
             step=step,
@@ -238,7 +245,8 @@ class AgentStore(StoreBase):
             lane_step=lane_step,
             schema_version=schema_version,
             next_child=next_child,
-            state=state,
+            state=base.state,
+            base=base,
         )
 
 

@@ -83,6 +83,12 @@ class StoreBase:
             await cursor.execute(statement(name), values)
             return await cursor.fetchone() if cursor.description else None
 
+    async def _tuples(self, name: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """Run `file.statement` and return all its rows as they are."""
+        async with borrowed(self._pool) as connection, connection.cursor(row_factory=tuple_row) as cursor:
+            await cursor.execute(statement(name), values)
+            return await cursor.fetchall()
+
 
 def statement(name: str) -> Any:
     """Look up `file.statement`."""

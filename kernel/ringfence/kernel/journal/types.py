@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import IntEnum
 from typing import Any, NewType
 
+from ringfence.kernel.journal.deltas import Base, PackedSave
 from ringfence.syscalls.base import Atomic
 
 AgentKey = NewType("AgentKey", int)
@@ -140,7 +141,7 @@ class Entry:
 
     row: Row
     epoch: int | None = None
-    atomic: Atomic | None = None
+    atomic: Atomic | PackedSave | None = None
     finish: Callable[[Any], bytes] | None = None
 
 
@@ -317,7 +318,12 @@ class BranchRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
-    """One saved state of an agent."""
+    """One saved state of an agent.
+
+    Attributes:
+        state: canonical JSON.
+        base: what a later one may rest on; None: it was not read from the store.
+    """
 
     step: int
     branch: int
@@ -325,6 +331,7 @@ class CheckpointRecord:
     schema_version: int
     next_child: int
     state: bytes
+    base: Base | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,7 +167,10 @@ create table checkpoints (
     state          bytea not null,
     digest         bytea not null,
     at             timestamptz not null default clock_timestamp(),
-    primary key (agent, step)
+    packing        smallint not null default 0, -- of `state`: 0 as it is, 1 a frame, 2 a frame that needs the state of `base`
+    base           bigint,
+    primary key (agent, step),
+    foreign key (agent, base) references checkpoints
 );
 
 -- Shared state, current versions. Version 0 without a value only holds the place for a row lock: such a key never existed.

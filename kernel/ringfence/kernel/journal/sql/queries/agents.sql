@@ -70,12 +70,20 @@ returning branch, parent, cut_step, created_at
 update agents set branch = %(branch)s where key = %(agent)s
 
 -- name: checkpoint
-select c.step, c.branch, c.lane_step, c.schema_version, c.next_child, c.state, c.digest
-from checkpoints c
-join unnest(%(branches)s::integer[], %(cuts)s::bigint[]) as l (branch, up_to)
-    on c.branch = l.branch and c.step <= l.up_to
-where c.agent = %(agent)s and (%(before)s::bigint is null or c.step < %(before)s)
-order by c.step desc limit 1
+-- The newest first, then what it rests on down to the whole state.
+with recursive chain as (
+    (
+        select c.*
+        from checkpoints c
+        join unnest(%(branches)s::integer[], %(cuts)s::bigint[]) as l (branch, up_to)
+            on c.branch = l.branch and c.step <= l.up_to
+        where c.agent = %(agent)s and (%(before)s::bigint is null or c.step < %(before)s)
+        order by c.step desc limit 1
+    )
+    union all
+    select c.* from chain join checkpoints c on c.agent = chain.agent and c.step = chain.base
+)
+select step, branch, lane_step, schema_version, next_child, packing, state, digest from chain order by step desc
 
 -- name: forget
 -- Only an agent that nothing was ever recorded of: the journal is never cut.

@@ -13,8 +13,8 @@ select %(agent)s, g.v ->> 'origin', g.v ->> 'verdict', g.v ->> 'rule', g.v ->> '
 from jsonb_array_elements(%(grants)s) with ordinality as g (v, nr) order by g.nr
 
 -- name: fork_checkpoints
-insert into checkpoints (agent, step, branch, lane_step, schema_version, next_child, state, digest, at)
-select %(agent)s, c.step, c.branch, c.lane_step, c.schema_version, c.next_child, c.state, c.digest, c.at
+insert into checkpoints (agent, step, branch, lane_step, schema_version, next_child, state, digest, at, packing, base)
+select %(agent)s, c.step, c.branch, c.lane_step, c.schema_version, c.next_child, c.state, c.digest, c.at, c.packing, c.base
 from checkpoints c
 join unnest(%(branches)s::integer[], %(cuts)s::bigint[]) as l (branch, up_to) on c.branch = l.branch and c.step <= l.up_to
 where c.agent = %(source)s
@@ -66,7 +66,9 @@ from messages m where m.recipient = %(agent)s and m.key > %(after)s order by m.k
 select to_jsonb(b) - 'agent' as v from budgets b where b.agent = %(agent)s order by b.kind, b.name
 
 -- name: import_checkpoints
-insert into checkpoints select * from jsonb_populate_record(null::checkpoints, %(row)s || jsonb_build_object('agent', %(agent)s))
+-- A file of an earlier release says nothing of how they are packed: they are not.
+insert into checkpoints select * from jsonb_populate_record(
+    null::checkpoints, jsonb_build_object('packing', 0) || %(row)s || jsonb_build_object('agent', %(agent)s))
 
 -- name: import_artifacts
 insert into artifacts select * from jsonb_populate_record(null::artifacts, %(row)s || jsonb_build_object('agent', %(agent)s))

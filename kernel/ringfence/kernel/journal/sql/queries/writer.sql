@@ -117,5 +117,5 @@ from unnest($1::text[], $2::bigint[], $3::bytea[], $4::text[], $5::bigint[]) as 
 where state.key = n.key
 
 -- name: checkpoint
-insert into checkpoints (agent, step, branch, lane_step, schema_version, next_child, state, digest)
-values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::bytea, $8::bytea)
+insert into checkpoints (agent, step, branch, lane_step, schema_version, next_child, packing, base, state, digest)
+values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::bigint, nullif($8::bigint, 0), $9::bytea, $10::bytea)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ringfence.kernel.settled import answer_from
+from ringfence.policy.canonical import bare_url
 from ringfence.policy.facts import Told
 from ringfence.policy.hearsay import folded, words_in
 from ringfence.policy.matcher import match_url_path
@@ -86,9 +87,16 @@ async def _vouched(core: Core, thread: Thread, row: StoredRow) -> list[str]:
 def _fields(thread: Thread, row: StoredRow) -> tuple[str, ...]:
     """Fields of its answer that the resource vouches for, as the kernel file says now."""
     try:
-        found = resource_of(row.resource, thread.environment.http.values())
+        urls = {row.resource, bare_url(row.resource)}
+        read = [_fields_at(thread, row, url) for url in urls]
     except PatternError:
         return ()
+    # INVARIANT: what one server may read as another page vouches for what both would say, or for nothing.
+    return read[0] if all(fields == read[0] for fields in read) else ()
+
+
+def _fields_at(thread: Thread, row: StoredRow, url: str) -> tuple[str, ...]:
+    found = resource_of(url, thread.environment.http.values())
     if found is None:
         return ()
     resource, path = found

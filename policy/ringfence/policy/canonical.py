@@ -164,6 +164,20 @@ def encode_segment(segment: str) -> str:
     return quote(segment, safe=_PATH_SAFE)
 
 
+def bare_segment(segment: str) -> str:
+    """A decoded segment as servers read it that drop its parameters (`;…`), or dots and spaces at its end."""
+    return segment.partition(";")[0].rstrip(". ")
+
+
+def bare_url(url: str) -> str:
+    """A canonical URL as such servers read it; the same where all servers read it alike."""
+    parts = split_url(url)
+    path = "/".join(encode_segment(bare_segment(decode_segment(segment))) for segment in parts.segments)
+    port = "" if parts.port is None else f":{parts.port}"
+    query = "" if parts.query is None else f"?{parts.query}"
+    return f"{parts.scheme}://{parts.host}{port}/{path}{query}"
+
+
 def canonical_query(query: str) -> str:
     """A query with upper-case escapes and non-ASCII encoded; its parameters are otherwise left as they are."""
     out: list[str] = []
@@ -257,13 +271,19 @@ def canonical_url(url: str) -> str:
     encoded again in one way, no fragment. The query stays, with its escapes in upper case.
 
     Raises:
-        PatternError: what can't be read in one way only: other schemes, credentials, `.` and `..`, doubled slashes,
+        PatternError: what can't be read in one way only: other schemes, credentials, `.` and `..`, `..;x`, doubled slashes,
             encoded slashes, double encoding, control and invisible characters, odd spellings of addresses.
     """
     parts = split_url(url)
     decoded = [decode_segment(segment) for segment in parts.segments]
     if "." in decoded or ".." in decoded:
         raise PatternError("the URL's path has a `.` or `..` segment", "write the path without it")
+    if any(segment and not bare_segment(segment) for segment in decoded):
+        # `..;x` leads up on servers that drop parameters of segments, and `;x` is a doubled slash.
+        raise PatternError(
+            "the URL's path has a segment that some servers read as `..` or as none",
+            "write the path without it",
+        )
     host = canonical_host(parts.host) + canonical_port(parts.scheme, parts.port)
     path = "/".join(encode_segment(segment) for segment in decoded)
     query = "" if parts.query is None else f"?{canonical_query(parts.query)}"

@@ -47,15 +47,17 @@ def head_of(pattern: Pattern) -> Words:
     return ()
 
 
-def words_of(subject: Subject) -> Words:
-    """A resource as words to find heads by; empty: only patterns without a head are found."""
+def words_of(subject: Subject) -> tuple[Words, ...]:
+    """A resource as words to find heads by, in each of its readings; empty words: only patterns without a head are found."""
     if isinstance(subject, TreeSubject):
-        return subject.segments
+        return (subject.segments,)
     if isinstance(subject, UrlSubject):
-        return (subject.scheme, ".".join(subject.labels), *subject.segments)
+        host = (subject.scheme, ".".join(subject.labels))
+        found = ((*host, *subject.segments),)
+        return found if subject.bare is subject.segments else (*found, (*host, *subject.bare))
     if isinstance(subject, NameSubject):
-        return (subject.name,)
-    return (subject.database,) if isinstance(subject, TableSubject) else ()
+        return ((subject.name,),)
+    return ((subject.database,),) if isinstance(subject, TableSubject) else ((),)
 
 
 def _literals(pieces: Sequence[Piece]) -> Words:
@@ -82,10 +84,10 @@ class Heads:
 
     def of(self, subject: Subject) -> tuple[int, ...]:
         """Numbers of the rules that may match, in their order."""
-        words = words_of(subject)
         found: set[int] = set()
-        for length in self._lengths:
-            if length > len(words):
-                break
-            found.update(self._by_head.get(words[:length], ()))
+        for words in words_of(subject):
+            for length in self._lengths:
+                if length > len(words):
+                    break
+                found.update(self._by_head.get(words[:length], ()))
         return tuple(sorted(found))

@@ -13,6 +13,7 @@ from typing import Final
 
 from ringfence.policy.canonical import (
     WORKSPACE,
+    bare_segment,
     canonical_host,
     canonical_path,
     canonical_port,
@@ -193,7 +194,7 @@ def _url_segment(text: str) -> Piece:
                 f"`{char}` can't stand in a URL", "percent-encode it; only `*` and `**` are wildcards"
             )
     segment = Segment(tuple(decode_segment(part) for part in text.split("*")))
-    if segment.literal in {".", ".."}:
+    if segment.literal is not None and segment.literal and not bare_segment(segment.literal):
         raise PatternError("a URL pattern can't have a `.` or `..` segment", "write the path without it")
     return segment
 
@@ -319,11 +320,13 @@ def _url_subject(url: str) -> UrlSubject:
     segments = tuple(decode_segment(segment) for segment in parts.segments)
     # INVARIANT: `/a/` is judged as `/a`, in allow and deny alike: most servers answer both with the same resource.
     segments = segments[:-1] if segments and not segments[-1] else segments
+    bare = tuple(map(bare_segment, segments))
     return UrlSubject(
         parts.scheme,
         _host_labels(parts.host),
         canonical_port(parts.scheme, parts.port),
         segments,
+        segments if bare == segments else bare,
         parts.query,
     )
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from ringfence.policy.canonical import bare_segment
 from ringfence.policy.commands import CommandPattern, CommandSubject
-from ringfence.policy.glob import MANY, Piece, Segment, cover_pieces, match_pieces
+from ringfence.policy.glob import MANY, Many, Piece, Segment, cover_pieces, match_pieces
 
 MANY_TEXT: Final = "**"
 
@@ -23,12 +24,17 @@ class TreeSubject:
 
 @dataclass(frozen=True, slots=True)
 class UrlSubject:
-    """A canonical URL, its path decoded and without a trailing slash."""
+    """A canonical URL, its path decoded and without a trailing slash.
+
+    Attributes:
+        bare: the path as servers read it that drop parameters of segments, and dots and spaces at their ends.
+    """
 
     scheme: str
     labels: tuple[str, ...]
     port: str
     segments: tuple[str, ...]
+    bare: tuple[str, ...]
     query: str | None
 
 
@@ -110,19 +116,34 @@ class UrlPattern:
     text: str
 
     def permits(self, subject: object) -> bool:
-        """Whether an allow rule applies."""
+        """Whether an allow rule applies: in both readings of the path, unless it spells out what one of them drops."""
+        if not isinstance(subject, UrlSubject) or not self._is_at(subject):
+            return False
+        if not match_pieces(self.path, subject.segments):
+            return False
+        return subject.bare is subject.segments or self._spells_out() or match_pieces(self.path, subject.bare)
+
+    def forbids(self, subject: object) -> bool:
+        """Whether a deny or ask rule applies: in either reading of the path."""
+        # INVARIANT: whichever way a server reads `/pay;x`, a deny of `/pay` holds.
+        if not isinstance(subject, UrlSubject) or not self._is_at(subject):
+            return False
+        return match_pieces(self.path, subject.segments) or (
+            subject.bare is not subject.segments and match_pieces(self.path, subject.bare)
+        )
+
+    def _is_at(self, subject: UrlSubject) -> bool:
         return (
-            isinstance(subject, UrlSubject)
-            and subject.scheme == self.scheme
+            subject.scheme == self.scheme
             and self.port in {subject.port, ":*"}
             and match_pieces(self.labels, subject.labels)
-            and match_pieces(self.path, subject.segments)
             and self._permits_query(subject.query)
         )
 
-    def forbids(self, subject: object) -> bool:
-        """Whether a deny or ask rule applies."""
-        return self.permits(subject)
+    def _spells_out(self) -> bool:
+        """Whether its author wrote what servers may drop, and so knows that this one doesn't."""
+        literals = (None if isinstance(piece, Many) else piece.literal for piece in self.path)
+        return any(literal is not None and bare_segment(literal) != literal for literal in literals)
 
     def _permits_query(self, query: str | None) -> bool:
         if self.query is None:

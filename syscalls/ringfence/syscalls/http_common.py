@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from ringfence.policy.canonical import UrlParts, canonical_port, canonical_url, split_url
+from ringfence.policy.canonical import UrlParts, bare_url, canonical_port, canonical_url, split_url
 from ringfence.policy.matcher import match_url_path
 from ringfence.policy.problems import PatternError
 from ringfence.syscalls.base import Effect, Env, Plan, Question
@@ -91,6 +91,9 @@ def plan_http(method: str, url: str, headers: Mapping[str, str], env: Env) -> Pl
     refuse_unavailable(resource)
     reads = method in ("GET", "HEAD")
     effect = _effect_of(resource, method, path, reads=reads)
+    bare = bare_url(canonical)
+    if bare != canonical:
+        effect = _stricter(effect, _effect_as(bare, resource, env, method, reads=reads))
     return Plan(
         resource=canonical,
         questions=(Question(action=f"http.{method.lower()}", resource=canonical),),
@@ -106,6 +109,26 @@ def plan_http(method: str, url: str, headers: Mapping[str, str], env: Env) -> Pl
             reads=reads,
         ),
     )
+
+
+def _effect_as(url: str, resource: HttpResource, env: Env, method: str, *, reads: bool) -> Effect | None:
+    """The effect of a URL as another server would read it.
+
+    Raises:
+        InvalidRequest: read so it belongs to another resource, with other rights and another credential.
+    """
+    found = resource_of(url, env.http.values())
+    if found is None or found[0] is not resource:
+        raise InvalidRequest(
+            "the URL can be read as one of another resource, by a server that drops `;…`, or dots and spaces at the end of a "
+            "segment; write it without"
+        )
+    return _effect_of(resource, method, found[1], reads=reads)
+
+
+def _stricter(one: Effect | None, other: Effect | None) -> Effect | None:
+    # What an operator says is destroyed is held to that, whatever else it is.
+    return next((effect for effect in (Effect.DESTROY, Effect.EXTERNAL) if effect in (one, other)), None)
 
 
 def _refused(effect: Effect | None, resource: HttpResource, method: str, url: str) -> bool:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import httpx
 import msgspec
-from ringfence.policy.canonical import canonical_url, split_url
+from ringfence.policy.canonical import bare_url, canonical_url, split_url
 from ringfence.policy.facts import field_of
 from ringfence.policy.matcher import match_url_path
 from ringfence.policy.problems import PatternError
@@ -55,8 +55,12 @@ class HttpPlan:
 
 
 def undo_of(resource: HttpResource, method: str, url: str) -> HttpUndo | None:
-    """How a call on a canonical URL of a resource is undone; None: nobody says so."""
-    path = _path_below(resource, url)
+    """How a call on a canonical URL of a resource is undone; None: nobody says so, or not however a server reads the URL."""
+    found, bare = (_undo_at(resource, method, _path_below(resource, read)) for read in (url, bare_url(url)))
+    return found if found is bare else None
+
+
+def _undo_at(resource: HttpResource, method: str, path: str) -> HttpUndo | None:
     for one in resource.undo:
         if one.method in ("*", method) and match_url_path(one.path, path):
             return one

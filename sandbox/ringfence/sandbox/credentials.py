@@ -10,13 +10,28 @@ import ctypes
 import errno
 import os
 import platform
+from collections.abc import Callable
 from typing import Any
 
-_NUMBERS = {"x86_64": (122, 123, 116), "aarch64": (151, 152, 159)}
-_ASK = -1  # an id that can't be taken: the call only tells the one in force
+_SETGROUPS = {"x86_64": 116, "aarch64": 159}
+_ASK = 0xFFFFFFFF  # an id that can't be taken: the call only tells the one in force
 _libc: Any = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
-_ids = _NUMBERS.get(platform.machine()) if os.name == "posix" else None
+_setgroups = _SETGROUPS.get(platform.machine()) if os.name == "posix" else None
+
+
+def _setter(name: str) -> Callable[[int], int] | None:
+    """The C library's `setfsuid` or `setfsgid`: unlike others of its kind it sets what is the calling thread's alone."""
+    prototype = ctypes.PYFUNCTYPE(
+        ctypes.c_int, ctypes.c_uint
+    )  # never waits, so it needn't let other threads run
+    try:
+        return prototype((name, ctypes.PyDLL(None)))
+    except AttributeError:
+        return None
+
+
+_SETTERS = (_setter("setfsuid"), _setter("setfsgid"))
 
 
 class AgentRights:
@@ -29,26 +44,27 @@ class AgentRights:
         OSError: on entry, EPERM: root's rights can't be laid down. Nothing was looked at.
     """
 
-    __slots__ = ("_groups", "_uid")
+    __slots__ = ("_groups", "uid")
 
     def __init__(self, uid: int | None) -> None:
-        self._uid = uid if uid is not None and os.geteuid() == 0 else None
-        self._groups = os.getgroups() if self._uid is not None else []
+        self.uid = uid if uid is not None and os.geteuid() == 0 else None
+        """As whom files are looked at; None: as the kernel itself."""
+        self._groups = os.getgroups() if self.uid is not None else []
 
     def __enter__(self) -> None:
-        if self._uid is None:
+        if self.uid is None:
             return
         try:
             if self._groups:
                 _set_groups([])
-            _set(1, self._uid)
-            _set(0, self._uid)
+            _set(1, self.uid)
+            _set(0, self.uid)
         except BaseException:
             self.__exit__()
             raise
 
     def __exit__(self, *_: object) -> None:
-        if self._uid is None:
+        if self.uid is None:
             return
         # INVARIANT: a thread never goes on with a part of its rights; if they can't be had back, the caller fails.
         _set(0, os.geteuid())
@@ -59,11 +75,11 @@ class AgentRights:
 
 def _set(which: int, value: int) -> None:
     """Set the uid (0) or gid (1) that decides about files, and see that it is in force."""
-    if _ids is None:
-        raise OSError(errno.EPERM, "this machine's system call numbers are not known")
-    number = ctypes.c_long(_ids[which])
-    _libc.syscall(number, ctypes.c_long(value))
-    if _libc.syscall(number, ctypes.c_long(_ASK)) != value:
+    setter = _SETTERS[which]
+    if setter is None:
+        raise OSError(errno.EPERM, "this machine has no rights over files for a thread alone")
+    setter(value)
+    if setter(_ASK) != value:
         raise OSError(
             errno.EPERM, "the rights of an agent can't be taken; run the kernel with all of root's rights"
         )
@@ -71,8 +87,8 @@ def _set(which: int, value: int) -> None:
 
 def _set_groups(groups: list[int]) -> None:
     """Set this thread's supplementary groups; the C library would set those of all threads."""
-    if _ids is None:
+    if _setgroups is None:
         raise OSError(errno.EPERM, "this machine's system call numbers are not known")
     words = (ctypes.c_uint32 * len(groups))(*groups)
-    if _libc.syscall(ctypes.c_long(_ids[2]), ctypes.c_long(len(groups)), words) != 0:
+    if _libc.syscall(ctypes.c_long(_setgroups), ctypes.c_long(len(groups)), words) != 0:
         raise OSError(ctypes.get_errno(), "the groups of an agent can't be taken")

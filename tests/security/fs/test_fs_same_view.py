@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, event, example, given, settings
 from hypothesis import strategies as st
 from ringfence.sandbox.native import NativeSandbox
+from ringfence.sandbox.tree import Tree
 from ringfence.sandbox.types import CommandSpec, Limits
 from ringfence.syscalls import errors
 from support.fs_world import World
@@ -316,6 +317,42 @@ async def test_root_looks_with_the_agents_rights() -> None:
             status = Path("/proc/thread-self/status").read_text()
             assert "Uid:\t0\t0\t0\t0" in status
             assert "Gid:\t0\t0\t0\t0" in status
+        finally:
+            world.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has rights that an agent does not have")
+async def test_an_owner_has_what_the_owners_bits_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is looked at without taking an agent's rights is read exactly where those rights would read it."""
+    directories = {"mine": (UID, 0o700), "shut": (UID, 0o655), "theirs": (0, 0o755), "closed": (0, 0o700)}
+    files = {"own": (UID, 0o400), "unreadable": (UID, 0o044), "open": (0, 0o644), "hidden": (0, 0o600)}
+    with place() as top:
+        live = top / "live"
+        live.mkdir()
+        os.chown(live, UID, UID)
+        for directory, (owner, mode) in {"": (UID, 0o755), **directories}.items():
+            (live / directory).mkdir(exist_ok=True)
+            for name, (uid, bits) in files.items():
+                (live / directory / name).write_text("canary")
+                os.chown(live / directory / name, uid, uid)
+                (live / directory / name).chmod(bits)
+            os.chown(live / directory, owner, owner)
+            (live / directory).chmod(mode)
+        world = World(top, uid=UID)
+
+        async def readable() -> set[str]:
+            paths = [f"{directory}/{name}".strip("/") for directory in ("", *directories) for name in files]
+            return {path for path in paths if not isinstance(await ask(world, "fs.read", path), str)}
+
+        try:
+            expected = {f"{where}{name}" for where in ("", "mine/", "theirs/") for name in ("own", "open")}
+            assert await readable() == expected
+            # Nor does the workspace itself let an owner pass whom its own bits keep out.
+            live.chmod(0o655)
+            assert await readable() == set()
+            live.chmod(0o755)
+            monkeypatch.setattr(Tree, "_open_own", lambda *_: -1)
+            assert await readable() == expected
         finally:
             world.close()
 

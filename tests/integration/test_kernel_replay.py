@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.kernels import eventually
-from support.scenes import Scene, scene_of_its_own
+from support.scenes import Scene, console, scene_of_its_own
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.postgres]
 
@@ -165,6 +165,24 @@ with agent.boot() as rf:
     events = [r for r in scene.operator.stream("Audit", agent=agent) if r["action"] == "diverged"]
     assert [json.loads(event["body"])["step"] for event in events] == [2]
     assert scene.sql("select version from state where key = 'diverge/token'") == [(1,)]
+    # What differs is shown, with the ways on.
+    told = scene.show(agent)["divergence"]
+    assert told["step"] == 2
+    assert told["recorded"]["resource"] == "diverge/token"
+    changed = [line for line in told["diff"] if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    old, new = told["recorded"]["arguments"]["value"], told["made"]["arguments"]["value"]
+    assert changed == [f'-  "value": "{old}"', f'+  "value": "{new}"']
+    assert [choice["command"].split()[1] for choice in told["choices"]] == ["rollback", "fork", "start"]
+    shown = console("show", agent, "--data", str(scene.kernel.data))
+    assert f'+  "value": "{new}"' in shown.stdout
+    assert f"ringfence fork {agent} --at 1 --start" in shown.stdout
+    # Started again it differs again; on a copy it goes on its new way.
+    scene.operator.ask("Start", agent=agent)
+    assert scene.operator.wait(agent)["state"] == "parked"
+    fork = scene.operator.ask("Fork", agent=agent, at="1", start=True)["id"]
+    eventually(lambda: "here" in scene.output(fork), "the copy did not come so far")
+    assert scene.show(fork)["divergence"] is None
+    scene.operator.ask("Kill", agent=fork)
     # The way out that the message names: continue before it.
     scene.operator.ask("Rollback", agent=agent, to="1", start=True)
     eventually(lambda: scene.output(agent).count("here") == 2, "it did not go on on its new branch")

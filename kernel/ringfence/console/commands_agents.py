@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import click
 from ringfence.console import render
-from ringfence.console.documents import record, records
+from ringfence.console.documents import items, record, records
 from ringfence.console.durations import count, parse_time, seconds, span
 from ringfence.console.errors import ExitCode
 from ringfence.console.render import Column
@@ -151,10 +151,22 @@ def _show(document: Mapping[str, Any]) -> None:
             ("checkpoint", _checkpoint_line(record(document, "checkpoint"))),
         ]
     )
+    _divergence(record(document, "divergence"))
     _rules(records(document, "rules"))
     _grants(records(document, "grants"))
     _budgets(records(document, "budgets"))
     _walls(records(sandbox, "walls"))
+
+
+def _divergence(found: Mapping[str, Any]) -> None:
+    """What a program did otherwise than recorded, and the ways on."""
+    if not found:
+        return
+    render.say(f"\nstep {found.get('step')} differs from what is recorded:")
+    for line in items(found, "diff"):
+        render.say(f"  {safe(line)}")
+    for choice in records(found, "choices"):
+        render.say(f"{safe(choice['do'])}:\n  {safe(choice['command'])}")
 
 
 def next_step(agent: Mapping[str, Any]) -> str | None:

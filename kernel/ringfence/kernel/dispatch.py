@@ -28,7 +28,7 @@ from ringfence.kernel.journal.types import Entry, EpochMoved, JournalError, Phas
 from ringfence.kernel.journal.types import Row as JournalRow
 from ringfence.kernel.kernel_log import PLACE
 from ringfence.kernel.outcomes import UNRECORDED, Outcomes, Request, inline_payload, printable
-from ringfence.kernel.parking import held, unanswered
+from ringfence.kernel.parking import DIVERGENCE, TOLD_BYTES_MAX, held, unanswered
 from ringfence.kernel.prepared import run_prepared
 from ringfence.kernel.recovery import settle_again
 from ringfence.kernel.replay import Unfinished
@@ -183,7 +183,7 @@ class Dispatcher:
         text = (
             f"step {recorded.step} was {recorded.action} on `{recorded.resource}` before and is "
             f"`{printable(request.action)}` with other arguments now; the program is not deterministic there. "
-            f"See `ringfence steps {thread.id}`; `ringfence rollback {thread.id} --to {max(recorded.step - 1, 0)}` continues before it"
+            f"See `ringfence show {thread.id}`; `ringfence rollback {thread.id} --to {max(recorded.step - 1, 0)}` continues before it"
         )
         try:
             await self._core.event(
@@ -193,13 +193,11 @@ class Dispatcher:
                 step=recorded.step,
                 recorded_action=recorded.action,
                 made_action=printable(request.action),
-                made_arguments=request.raw[:2048].decode("utf-8", "replace"),
+                made_arguments=request.raw[:TOLD_BYTES_MAX].decode("utf-8", "replace"),
             )
         except UNRECORDED as error:
             return Answer(step=0, failure=error)
-        return Answer(
-            step=recorded.step, failure=Diverged(text, step=str(recorded.step)), park="a divergence"
-        )
+        return Answer(step=recorded.step, failure=Diverged(text, step=str(recorded.step)), park=DIVERGENCE)
 
     async def _await_resolution(self, thread: Thread, request: Request) -> Answer:
         """Hold the agent until an operator has settled the call; a restart comes back to here."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from ringfence.kernel.settled import Answer
@@ -19,6 +19,12 @@ from ringfence.syscalls.errors import BudgetExhausted, Fenced, SyscallError
 if TYPE_CHECKING:
     from ringfence.kernel.flight import Flight
     from ringfence.kernel.thread import Thread
+
+
+DIVERGENCE: Final = "a divergence"
+"""What an agent waits for whose program made another call than its journal has."""
+TOLD_BYTES_MAX: Final = 16 << 10
+"""Most bytes of that call's arguments that are kept for the operator."""
 
 
 def parks(flight: Flight, error: SyscallError) -> str:

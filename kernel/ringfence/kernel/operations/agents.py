@@ -14,6 +14,7 @@ from ringfence.kernel.descent import end_below
 from ringfence.kernel.journal.types import AgentRecord, Damaged, Phase, StoredRow
 from ringfence.kernel.launch import confined_by
 from ringfence.kernel.operations import family, schedules
+from ringfence.kernel.operations.divergence import divergence_of
 from ringfence.kernel.operations.kernel import Kernel, agent_row, from_us, manifest_version, rfc3339, settled
 from ringfence.kernel.problems import Problem, conflict
 from ringfence.kernel.thread import FINAL_STATES, Thread
@@ -95,6 +96,7 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
             "damaged": damaged,
         },
         "schedule": schedules.of(thread),
+        "divergence": await divergence_of(kernel, thread),
         "error": thread.error or None,
         "restarts": thread.restarts,
         "exit_code": (await kernel.record(record.id)).exit_code,

@@ -118,6 +118,30 @@ def test_a_field_is_found_whatever_the_case_of_its_name() -> None:
     assert holds({"json": {"a": [{"Who": "x"}, {"wHO": "evil"}]}}, TOLD, fields=("/json/A/1/who",))
 
 
+@pytest.mark.parametrize(
+    ("to", "fields"),
+    [
+        ({"evil@example.com": 7}, ("/json/to",)),
+        ({"evil@example.com": None}, ("/json/to",)),
+        ([{"known@example.com": {"evil@example.com": ""}}], ("/json/to",)),
+        ({"known@example.com": True, "EVIL": False}, ("/json/to",)),
+        ("known@example.com", ("/json",)),
+    ],
+)
+def test_the_name_of_a_field_carries_a_destination_too(to: Any, fields: tuple[str, ...]) -> None:
+    assert "holds a field named `" in holds({"json": {"to": to}}, TOLD, fields=fields)
+
+
+def test_names_of_the_targets_own_form_say_nothing() -> None:
+    sent = {"json": {"to": [{"email": "known@example.com", "Name": "Spotify"}]}}
+    assert "a field named `email`" in holds(sent, TOLD)
+    assert "a field named `Name`" in holds(sent, TOLD, names=("email",))
+    assert holds(sent, TOLD, names=("email", "name")) == ""
+    assert holds({"json": {"to": {"email": "evil"}}}, TOLD, names=("email", "name"))
+    assert holds({"json": {"to": {"known@example.com": 7}}}, TOLD) == ""
+    assert holds(sent, TOLD, names=("to", "email", "name"), fields=("/json",)) == ""
+
+
 def test_each_source_by_itself() -> None:
     known, named = {"json": {"to": "known@example.com"}}, {"json": {"to": "Spotify"}}
     assert holds(known, TOLD, vouched_by=("input",))
@@ -138,17 +162,20 @@ spec:
 
 
 @pytest.mark.parametrize(
-    ("written", "fields", "vouched_by"),
+    ("written", "fields", "vouched_by", "names"),
     [
-        ("/json/to", ("/json/to",), ("input", "answers")),
-        ("[/json/to, /json/cc]", ("/json/to", "/json/cc"), ("input", "answers")),
-        ("{fields: /json/to, vouched_by: [answers, input]}", ("/json/to",), ("input", "answers")),
-        ("{fields: [/json/to], vouched_by: [input]}", ("/json/to",), ("input",)),
+        ("/json/to", ("/json/to",), ("input", "answers"), ()),
+        ("[/json/to, /json/cc]", ("/json/to", "/json/cc"), ("input", "answers"), ()),
+        ("{fields: /json/to, vouched_by: [answers, input]}", ("/json/to",), ("input", "answers"), ()),
+        ("{fields: [/json/to], vouched_by: [input]}", ("/json/to",), ("input",), ()),
+        ('{fields: /json, names: [to, "a, b"]}', ("/json",), ("input", "answers"), ("to", "a, b")),
     ],
 )
-def test_its_forms(written: str, fields: tuple[str, ...], vouched_by: tuple[str, ...]) -> None:
+def test_its_forms(
+    written: str, fields: tuple[str, ...], vouched_by: tuple[str, ...], names: tuple[str, ...]
+) -> None:
     (condition,) = parse_manifest(MANIFEST % written).when
-    assert condition.tests == (Hearsay(fields=fields, vouched_by=vouched_by),)
+    assert condition.tests == (Hearsay(fields=fields, vouched_by=vouched_by, names=names),)
     # Its own text is a form, and says the same.
     again = parse_manifest(MANIFEST.replace("{hearsay: %s}", f"{{{condition.tests[0].text}}}")).when
     assert again[0].tests == condition.tests
@@ -204,4 +231,4 @@ def test_what_a_resource_vouches_for() -> None:
 @pytest.mark.parametrize("field", ["/json", "/json/to", "/JSON/to"])
 def test_of_a_body_that_can_not_be_read_nothing_is_vouched_for(field: str) -> None:
     assert "can't be read" in holds({"body": "dG89bWFsbG9yeQ=="}, TOLD, fields=(field,))
-    assert holds({"json": {"to": "known@example.com"}}, TOLD, fields=(field,)) == ""
+    assert holds({"json": {"to": "known@example.com"}}, TOLD, fields=(field,), names=("to",)) == ""

@@ -118,6 +118,49 @@ def test_conditions_that_do_not_what_they_look_like(allow: str, when: str, what:
     assert any(what in text for text in found), found
 
 
+POST = '{http.*: "https://a.test/x"}, {fs.write: "/workspace/a"}, {sql.write: {database: crm}}, {messages.send: "a"}, {exec.run: "a"}'
+
+
+@pytest.mark.parametrize(
+    ("action", "test", "what"),
+    [
+        ("http.post", "hearsay: /to", "no call of `http.post` has an argument `/to`, so the condition can never hold"),
+        ("http.post", "hearsay: [/json/to, /jsn/cc]", "has an argument `/jsn`, so the condition can never hold"),
+        ("http.get", "hearsay: /json/to", "no call of `http.get` sends a body, so the condition always matches"),
+        ("http.*", "hearsay: /json/to", "calls of `http.get`, `http.head` send no body, so there the condition always matches"),
+        ("http.post", "hearsay: /url/to", "`/url` has no parts, and `/url/to` names one, so the condition can never hold"),
+        ("http.post", "hearsay: /body", "`/body` is bytes, as base64, so the condition always matches"),
+        ("fs.write", "hearsay: /json/to", "no call of `fs.write` sends a body, so the condition always matches"),
+        ("fs.write", "hearsay: /parameters/0", "can never hold"),
+        ("http.post", "amount: {field: /amount, over: 1}", "has an argument `/amount`, so the condition always matches"),
+        ("http.post", "amount: {field: /URL, over: 1}", "has an argument `/URL`, so the condition always matches"),
+        ("http.post", "amount: {field: /url, over: 1}", "`/url` is no number, so the condition always matches"),
+        ("http.get", "amount: {field: /json/amount, over: 1}", "sends a body, so the condition always matches"),
+    ],
+)  # fmt: skip
+def test_places_that_no_call_has(action: str, test: str, what: str) -> None:
+    found = warnings(permissions(POST) + f"  when: [{{action: {action}, if: {{{test}}}, then: ask}}]\n")
+    assert any(what in text and text.startswith("10:") for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("action", "test"),
+    [
+        ("http.post", "hearsay: [/json/to, /JSON/Cc, /headers/x-to, /url]"),
+        ("http.*", "hearsay: /url"),
+        ("http.delete", "hearsay: /json"),
+        ("sql.write", "hearsay: /parameters/0"),
+        ("sql.write", "amount: {field: /parameters/1, over: 5}"),
+        ("messages.send", "hearsay: [/to, /json/to]"),
+        ("exec.run", "hearsay: /argv"),
+        ("http.post", "amount: {field: /json/amount, over: 5}"),
+    ],
+)
+def test_places_that_calls_have(action: str, test: str) -> None:
+    found = warnings(permissions(POST) + f"  when: [{{action: {action}, if: {{{test}}}, then: ask}}]\n")
+    assert not any(text.startswith("10:") for text in found), found
+
+
 def test_a_manifest_under_its_kernel_file() -> None:
     spec = permissions(
         '{fs.read: "/workspace/.env"}, {sql.read: {database: shop}}, {sql.read: {database: crm}}, {http.get: "https://a.test/x"}'

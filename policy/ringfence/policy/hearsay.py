@@ -6,6 +6,7 @@ its input. So a destination that stands neither there nor in a field that a reso
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,20 +27,23 @@ class Hearsay:
     """Something in one of these fields is vouched for by none of these sources.
 
     Attributes:
-        fields: JSON pointers among the arguments; of lists and objects every value in them.
+        fields: JSON pointers among the arguments; of lists and objects every value in them, and every name of a field.
         vouched_by: of `SOURCES`.
+        names: names of fields that the target's own form has there, which say nothing.
     """
 
     fields: tuple[str, ...]
     vouched_by: tuple[str, ...] = SOURCES
+    names: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
         """Its form in a file."""
         named = self.fields[0] if len(self.fields) == 1 else f"[{', '.join(self.fields)}]"
-        if self.vouched_by == SOURCES:
-            return f"hearsay: {named}"
-        return f"hearsay: {{fields: {named}, vouched_by: [{', '.join(self.vouched_by)}]}}"
+        more = "" if self.vouched_by == SOURCES else f", vouched_by: [{', '.join(self.vouched_by)}]"
+        if self.names:
+            more += f", names: [{', '.join(map(json.dumps, self.names))}]"
+        return f"hearsay: {{fields: {named}{more}}}" if more else f"hearsay: {named}"
 
     def holds(self, facts: Facts) -> str:
         """Why it holds, for people; empty: it doesn't."""
@@ -56,6 +60,11 @@ class Hearsay:
                 for one in words_in(value):
                     if not self._vouched(one, facts.told):
                         return f"`{name}` holds `{_shown(one)}`, which {self._nobody} names"
+                # INVARIANT: a name is a text like any other: `{"to": {"eve@example.com": 1}}` sends it to Eve.
+                for one in _names_in(value):
+                    if folded(one) not in map(folded, self.names) and not self._vouched(one, facts.told):
+                        why = f"`{name}` holds a field named `{_shown(one)}`, which {self._nobody} names"
+                        return f"{why}, nor the condition under `names`"
         return ""
 
     @property
@@ -87,8 +96,20 @@ def _at(value: object, parts: Sequence[str]) -> Iterator[object]:
             yield from _at(listed[int(name)], parts[1:])
 
 
+def _names_in(value: object) -> Iterator[str]:
+    """Every name of a field in a JSON value."""
+    if isinstance(value, Mapping):
+        for key, inner in cast("Mapping[str, object]", value).items():
+            if key:
+                yield key
+            yield from _names_in(inner)
+    elif isinstance(value, list):
+        for inner in cast("list[object]", value):
+            yield from _names_in(inner)
+
+
 def words_in(value: object) -> Iterator[str]:
-    """Every text and number in a JSON value; names of fields and truth values say nothing."""
+    """Every text and number in a JSON value; names of fields and truth values are none."""
     if isinstance(value, str):
         if value:
             yield value

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ringfence.policy.actions import KNOWN_ACTIONS, OWN_ACTIONS, applies, match_action
 from ringfence.policy.conditions import Condition, Environment, Share, Tainted
 from ringfence.policy.kernel_file import KernelFile
+from ringfence.policy.lint_places import misplaced
 from ringfence.policy.lint_rules import lookalikes, too_wide, weak_denies
 from ringfence.policy.manifest_types import Manifest
 from ringfence.policy.problems import Problem
@@ -123,6 +124,7 @@ def _conditions(
             if isinstance(test, Share) and totals is not None and test.total not in totals:
                 text = f"the budget `{test.total}` has no limit, so the condition always matches"
                 yield _at(item, text, f"add `budgets: {{total: {{{test.total}: N}}}}`")
+            yield from (_at(item, text, fix) for text, fix in misplaced(item.action, test))
         if allows is None:
             continue
         spoken = [a for a in KNOWN_ACTIONS if applies(item.action, a, forbids=True)] or [item.action]

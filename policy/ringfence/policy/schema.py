@@ -189,7 +189,8 @@ def _hearsay() -> Schema:
     field: Schema = {"type": "string", "pattern": "^/"}
     fields: Schema = {"type": "array", "items": field, "minItems": 1}
     sources: Schema = {"type": "array", "items": _words(*SOURCES), "minItems": 1}
-    shape = {"fields": {"anyOf": [field, fields]}, "vouched_by": sources}
+    names: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
+    shape = {"fields": {"anyOf": [field, fields]}, "vouched_by": sources, "names": names}
     return {"anyOf": [field, fields, _object(when.KEYS["hearsay"], shape, ("fields",))]}
 
 

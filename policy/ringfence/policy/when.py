@@ -34,7 +34,7 @@ KEYS: Final = {
     "hours": ("from", "to", "days", "timezone"),
     "amount": ("field", "over"),
     "share": ("total", "over"),
-    "hearsay": ("fields", "vouched_by"),
+    "hearsay": ("fields", "vouched_by", "names"),
     "require": ("fresh", "of"),
 }
 """Keys of each mapping."""
@@ -273,8 +273,13 @@ def _share(text: str) -> float | None:
     return None if found is None else float(found[1] + (found[2] or "")) / 100
 
 
+def _texts(reader: Reader, fields: Fields, key: str, what: str) -> tuple[str, ...]:
+    listed = reader.items(fields[key][1], f"{what}.{key}") if key in fields else []
+    return tuple(filter(None, (reader.text(item, f"{what}.{key}") for item in listed)))
+
+
 def _hearsay(reader: Reader, node: Node, what: str) -> Test | None:
-    vouched_by = SOURCES
+    vouched_by, names = SOURCES, ()
     place = node
     if not isinstance(node, Items | Scalar):
         fields = reader.mapping(node, what, KEYS["hearsay"])
@@ -288,6 +293,7 @@ def _hearsay(reader: Reader, node: Node, what: str) -> Test | None:
             vouched_by = tuple(source for source in SOURCES if source in chosen)
             if not vouched_by:
                 reader.wrong(node, f"`{what}.vouched_by` names nobody", "write `[input]`")
+        names = _texts(reader, fields, "names", what)
     pointers: list[str] = []
     for item in place.items if isinstance(place, Items) else [place]:
         pointer = reader.text(item, what)
@@ -297,7 +303,9 @@ def _hearsay(reader: Reader, node: Node, what: str) -> Test | None:
             pointers.append(pointer)
     if isinstance(place, Items) and not place.items:
         reader.wrong(place, f"`{what}` names no field, so it can never hold", "write `/json/to`")
-    return Hearsay(fields=tuple(pointers), vouched_by=vouched_by) if pointers and vouched_by else None
+    if not pointers or not vouched_by:
+        return None
+    return Hearsay(fields=tuple(pointers), vouched_by=vouched_by, names=names)
 
 
 _READERS: Final[dict[str, Callable[[Reader, Node, str], Test | None]]] = {

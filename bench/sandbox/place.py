@@ -26,8 +26,8 @@ from bench.host import Bench, BenchError
 UID = AGENT_UID_BASE + 90_000
 INSIDE = "/run/ringfence"
 FILES = {
-    "first.py": "import sys\nprint('warm' if 'grpc' in sys.modules else 'cold', flush=True)\n",
-    "library.py": "import grpc, ringfence.agent.runtime, ringfence.v1.syscalls_pb2\nprint('ready', flush=True)\n",
+    "first.py": "import sys\nprint('warm' if 'ringfence.agent.runtime' in sys.modules else 'cold', flush=True)\n",
+    "library.py": "import ringfence.agent.runtime, ringfence.v1.syscalls_pb2\nprint('ready', flush=True)\n",
     "answered.py": (
         "from ringfence import agent\n"
         "with agent.boot() as rf:\n"

@@ -128,7 +128,7 @@ class Starts:
         warm: list[str] = []
         for what, script, expected in (
             ("the first line of Python", "first.py", ("warm", "cold")),
-            ("library and gRPC imported", "library.py", ("ready",)),
+            ("the library imported", "library.py", ("ready",)),
         ):
 
             async def ours(script: str = script, expected: Sequence[str] = expected) -> float:

@@ -29,7 +29,7 @@ ENV = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "TOKEN": "t",
 }
-IS_WARM = "import sys; print('grpc' in sys.modules)"
+IS_WARM = "import sys; print('ringfence.agent.runtime' in sys.modules)"
 
 
 @dataclass
@@ -187,7 +187,7 @@ async def test_what_differs_from_the_usual_is_executed(boxes: Boxes) -> None:
         {"PYTHONUNBUFFERED": ""},
         {"LANG": "C"},
         {"LC_ALL": "C.UTF-8"},
-        {"GRPC_VERBOSITY": "debug"},
+        {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "upb"},
         {"LD_BIND_NOW": "1"},
     ):
         assert not await boxes.is_warm("python", "-c", IS_WARM, **env), env

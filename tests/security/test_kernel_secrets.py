@@ -97,7 +97,7 @@ print(json.dumps(seen))
     assert seen["fs"] == "InvalidRequest"
     assert set(seen["environ"]) <= {
         "PATH", "HOME", "LANG", "LC_CTYPE", "PWD", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED",
-        "RINGFENCE_SOCKET", "RINGFENCE_TOKEN", "RINGFENCE_AGENT", "TMPDIR", "GRPC_EXPERIMENTS", "PYTHONPATH",
+        "RINGFENCE_SOCKET", "RINGFENCE_TOKEN", "RINGFENCE_AGENT", "TMPDIR", "PYTHONPATH",
     }  # fmt: skip
     # A command has no door of its own.
     assert "RINGFENCE_TOKEN" not in seen["command"]

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ringfence.kernel.config import GRPC_ENVIRONMENT, Layout
+from ringfence.kernel.config import Layout
 from ringfence.kernel.environment import command_environment, interpreter_directories, warm_environment
 from ringfence.policy.engines import DockerSpec, RemoteSpec
 from ringfence.policy.kernel_file import KernelFile
@@ -72,9 +72,8 @@ class Backends:
     def environment(self, name: str) -> Mapping[str, str]:
         """What every program and command is given, before what its manifest says."""
         if name == "docker":
-            experiments = GRPC_ENVIRONMENT["GRPC_EXPERIMENTS"]
             path = "/usr/local/bin:/usr/bin:/bin"
-            return {"PATH": path, "GRPC_EXPERIMENTS": experiments, "HOME": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108 - inside
+            return {"PATH": path, "HOME": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108 - inside
         return command_environment(self._layout.interpreter)
 
     async def sweep(self) -> Sequence[str]:

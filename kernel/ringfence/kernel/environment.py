@@ -8,7 +8,6 @@ import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ringfence.kernel.config import GRPC_ENVIRONMENT
 from ringfence.kernel.journal.store import Store
 from ringfence.kernel.mailboxes import Mailbox, Mailboxes
 from ringfence.kernel.mounts import MountRefused
@@ -55,7 +54,7 @@ def interpreter_directories() -> tuple[Path, ...]:
 
 
 def interpreter_environment(names: Path) -> dict[str, str]:
-    """PATH and PYTHONPATH inside, and how gRPC is to run: this interpreter first, under the names `python` and `python3`, then the system's.
+    """PATH and PYTHONPATH inside: this interpreter first, under the names `python` and `python3`, then the system's.
 
     Args:
         names: a directory to keep those names in; it is shown inside at the same place.
@@ -70,8 +69,7 @@ def interpreter_environment(names: Path) -> dict[str, str]:
     own = [str(Path(sys.prefix) / "bin"), str(names), str(Path(sys.base_prefix) / "bin")]
     path = ":".join(dict.fromkeys([*own, "/usr/local/bin", "/usr/bin", "/bin"]))
     more = ":".join(str(p) for p in outside_prefix())
-    found = {"PATH": path, "GRPC_EXPERIMENTS": GRPC_ENVIRONMENT["GRPC_EXPERIMENTS"]}
-    return {**found, "PYTHONPATH": more} if more else found
+    return {"PATH": path, "PYTHONPATH": more} if more else {"PATH": path}
 
 
 def command_environment(names: Path) -> dict[str, str]:

@@ -1,22 +1,22 @@
 """The stream for asyncio.
 
-One task of the library's own keeps the connection: it and the writer it starts have no lane, and gRPC's own
-tasks are created from it, so that none of them takes a creation index from the program's tasks. Callers
-only wait for a future: a cancelled caller can't cut a write in two, which would end the stream for all.
+One task of the library's own keeps the connection: it has no lane, so that it takes no creation index from
+the program's tasks. Callers write without waiting and then only wait for a future: a cancelled caller can't
+cut a write in two, which would end the stream for all.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final
 
-import grpc
-import grpc.aio
+from google.protobuf.message import DecodeError
 from ringfence.agent import wire
 from ringfence.agent.core import PATIENCE_S, Core, Patience, Pending, judge_break
 from ringfence.agent.errors import KernelGone, NoLane, RingfenceError
+from ringfence.agent.http2 import Exchange
+from ringfence.agent.status import Ended
 from ringfence.v1.syscalls_pb2 import StreamRequest, StreamResponse
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ringfence.v1.syscalls_pb2 import Reply, Welcome
 
 QUIET_S: Final = 0.5
-EOF: Final[object] = cast("Any", grpc.aio).EOF
+READ_BYTES: Final = 256 << 10
 
 
 class _Waiting(Pending):
@@ -43,29 +43,64 @@ class _Waiting(Pending):
             self.future.set_result(None)
 
 
-class _Outbox:
-    """Frames to send, in order, and a way to wait for them that costs nothing while there are some."""
+class _Link:
+    """One connection with a call on it. Make it with `open`."""
 
-    def __init__(self) -> None:
-        self._frames: collections.deque[StreamRequest] = collections.deque()
-        self._wanted: asyncio.Future[None] | None = None
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._exchange = Exchange(wire.STREAM, most_bytes=wire.MESSAGE_BYTES)
 
-    def put(self, frame: StreamRequest) -> None:
-        self._frames.append(frame)
-        if self._wanted is not None and not self._wanted.done():
-            self._wanted.set_result(None)
+    @classmethod
+    async def open(cls, settings: wire.Settings) -> _Link:
+        """Connect.
 
-    def refill(self, frames: list[StreamRequest]) -> None:
-        """Replace what is there by all that has no answer."""
-        self._frames.clear()
-        for frame in frames:
-            self.put(frame)
+        Raises:
+            Ended: nothing listens there.
+        """
+        try:
+            return cls(*await asyncio.open_unix_connection(settings.socket, limit=READ_BYTES))
+        except OSError as error:
+            raise Ended("UNAVAILABLE", f"{error.strerror}: `{settings.socket}`") from None
 
-    async def get(self) -> StreamRequest:
-        while not self._frames:
-            self._wanted = asyncio.get_running_loop().create_future()
-            await self._wanted
-        return self._frames.popleft()
+    def send(self, frame: StreamRequest) -> None:
+        """Send a frame; never waits."""
+        self._exchange.send(frame.SerializeToString())
+        self._write()
+
+    def _write(self) -> None:
+        if self._exchange.outgoing:
+            self._writer.write(bytes(self._exchange.outgoing))
+            self._exchange.outgoing.clear()
+
+    async def receive(self) -> list[StreamResponse]:
+        """Wait for the next frames.
+
+        Raises:
+            Ended: the stream is over.
+        """
+        while True:
+            if self._exchange.ended is not None:
+                raise self._exchange.ended
+            try:
+                data = await self._reader.read(READ_BYTES)
+            except OSError:
+                data = b""  # it was reset
+            messages = self._exchange.receive(data)
+            self._write()
+            if messages:
+                try:
+                    return [StreamResponse.FromString(message) for message in messages]
+                except DecodeError:
+                    raise Ended("INTERNAL", "the kernel sent what is no frame") from None
+
+    async def close(self) -> None:
+        """Give the call up. Waits for nobody, also not for a kernel that reads no more."""
+        self._exchange.cancel()
+        self._write()
+        self._writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
 
 
 class AsyncSession:
@@ -75,7 +110,7 @@ class AsyncSession:
         self._settings = settings
         self._core: Core[_Waiting] = Core()
         self._patience = Patience(patience_s)
-        self._outbox = _Outbox()
+        self._link: _Link | None = None
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._keeper: asyncio.Task[None] | None = None
@@ -119,7 +154,9 @@ class AsyncSession:
         if asyncio.get_running_loop() is not self._loop:
             raise NoLane("the call comes from another event loop than the one of `agent.boot_async()`")
         pending = _Waiting(lane, len(arguments), self._loop.create_future())
-        self._outbox.put(self._core.admit(pending, action, arguments))
+        frame = self._core.admit(pending, action, arguments)
+        if self._link is not None:  # else it is sent when there is one again
+            self._link.send(frame)
         self._look_when_quiet()
         try:
             await pending.future
@@ -139,8 +176,8 @@ class AsyncSession:
         """
         self._quiet = None
         waiting = frozenset(pending.lane.id for pending in self._core.pending.values())
-        if waiting and self.busy is not None:
-            self._outbox.put(wire.lanes_frame(len(waiting) + self.busy(waiting)))
+        if waiting and self.busy is not None and self._link is not None:
+            self._link.send(wire.lanes_frame(len(waiting) + self.busy(waiting)))
 
     async def close(self, *, flush_s: float = 0.0) -> None:
         """Wait up to `flush_s` seconds for calls of other tasks, then end the stream."""
@@ -168,20 +205,17 @@ class AsyncSession:
 
     async def _attempt(self) -> None:
         """Open a stream and use it to its end, then wait where it is worth trying again."""
-        failure: grpc.RpcError | None = None
         try:
             await self._connection()
-        except grpc.RpcError as error:
-            failure = error
+        except Ended as ended:
+            await self._after_break(ended)
         except TimeoutError:
             self._core.end(wire.silent_error(self._settings))
         except RingfenceError as error:
             self._core.end(error)
-        if self._core.fatal is None:
-            await self._after_break(failure)
 
-    async def _after_break(self, failure: grpc.RpcError | None) -> None:
-        fatal = judge_break(self._core, self._patience, failure)
+    async def _after_break(self, ended: Ended) -> None:
+        fatal = judge_break(self._core, self._patience, ended)
         try:
             if fatal is None:
                 await asyncio.sleep(self._patience.pause_s())
@@ -191,44 +225,40 @@ class AsyncSession:
             self._core.end(fatal)
 
     async def _connection(self) -> None:
-        """Run one connection to its end."""
-        async with grpc.aio.insecure_channel(self._settings.target, options=wire.CHANNEL_OPTIONS) as channel:
-            call = cast("Any", channel).stream_stream(
-                wire.STREAM,
-                request_serializer=StreamRequest.SerializeToString,
-                response_deserializer=StreamResponse.FromString,
-            )()
-            async with asyncio.timeout(self._patience.left_s()):
-                with contextlib.suppress(asyncio.InvalidStateError):  # then reading says why
-                    await call.write(wire.hello_frame(self._settings))
-                first = await call.read()
-            if first is EOF:
-                return
-            self._core.greet(first.welcome)
-            frames = self._core.unanswered()
-            self._patience.welcomed(owes=bool(frames))
-            self._outbox.refill(frames)
-            if not self._ready.done():
-                self._ready.set_result(None)
-            await self._pump(call)
+        """Run one connection to its end.
 
-    async def _pump(self, call: Any) -> None:
-        """Move frames both ways until the stream breaks."""
-        writer = asyncio.create_task(self._write(call), name="ringfence-writer")
-        try:
-            while (frame := await call.read()) is not EOF:
-                self._patience.answered()
-                answered = self._core.settle(frame.reply)
-                if answered is not None:
-                    answered.wake()
-                    if self._core.pending:
-                        self._look_when_quiet()
-        finally:
-            writer.cancel()
-            call.cancel()
-            with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
-                await writer
+        Raises:
+            Ended: it has come.
+        """
+        async with asyncio.timeout(self._patience.left_s()) as patience:
+            link = await _Link.open(self._settings)
+            try:
+                link.send(wire.hello_frame(self._settings))
+                first, *frames = await link.receive()
+                patience.reschedule(None)
+                self._greet(link, first.welcome)
+                while True:
+                    self._settle(frames)
+                    frames = await link.receive()
+            finally:
+                self._link = None
+                await link.close()
 
-    async def _write(self, call: Any) -> None:
-        while True:
-            await call.write(await self._outbox.get())
+    def _greet(self, link: _Link, welcome: Welcome) -> None:
+        self._core.greet(welcome)
+        owed = self._core.unanswered()
+        self._patience.welcomed(owes=bool(owed))
+        for frame in owed:
+            link.send(frame)
+        self._link = link
+        if not self._ready.done():
+            self._ready.set_result(None)
+
+    def _settle(self, frames: list[StreamResponse]) -> None:
+        for frame in frames:
+            self._patience.answered()
+            answered = self._core.settle(frame.reply)
+            if answered is not None:
+                answered.wake()
+                if self._core.pending:
+                    self._look_when_quiet()

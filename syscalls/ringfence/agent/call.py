@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import json
 import sys
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import grpc
 from google.protobuf import json_format, message_factory, struct_pb2
 from ringfence.agent import status, wire
 from ringfence.agent.errors import InvalidRequest, KernelGone, RingfenceError
+from ringfence.agent.link import Link
 from ringfence.v1 import options_pb2, syscalls_pb2
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ EXITS: Final[Mapping[str, int]] = {
     "KernelGone": NO_KERNEL,
 }
 SERVICE: Final = "SyscallService"
+LONGEST_MS: Final = 99_999_999  # what a header line has room for
 
 
 def rows() -> dict[str, MethodDescriptor]:
@@ -67,20 +69,38 @@ def unary_call(
     if method is None:
         raise InvalidRequest(f"there is no action `{action}`: choose one of {', '.join(sorted(rows()))}")
     request = _request(method, action, text)
-    response = message_factory.GetMessageClass(method.output_type)
-    with grpc.insecure_channel(settings.target, options=wire.CHANNEL_OPTIONS) as channel:
-        call = cast("Any", channel).unary_unary(
-            f"/{method.containing_service.full_name}/{method.name}",
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=response.FromString,
-        )
-        try:
-            answer = call(
-                request, timeout=timeout_s, metadata=(("authorization", f"Bearer {settings.token}"),)
-            )
-        except grpc.RpcError as error:
-            raise _typed(error, settings) from None
-    return plain(answer)
+    try:
+        answer = _exchange(settings, method, request.SerializeToString(), timeout_s)
+    except status.Ended as ended:
+        raise _typed(ended, settings) from None
+    return plain(message_factory.GetMessageClass(method.output_type).FromString(answer))
+
+
+def _exchange(
+    settings: wire.Settings, method: MethodDescriptor, request: bytes, timeout_s: float | None
+) -> bytes:
+    """Make one unary call; gives the answer as it came.
+
+    Raises:
+        Ended: there is none.
+    """
+    metadata = [("authorization", f"Bearer {settings.token}")]
+    if timeout_s is not None:
+        metadata.append(("grpc-timeout", f"{min(max(1, round(timeout_s * 1000)), LONGEST_MS)}m"))
+    with contextlib.closing(
+        Link(settings, f"/{method.containing_service.full_name}/{method.name}", metadata)
+    ) as link:
+        link.send(request, last=True)
+        answers: list[bytes] = []
+        while True:
+            try:
+                answers.append(link.receive(timeout_s))
+            except TimeoutError:
+                raise status.Ended("DEADLINE_EXCEEDED", f"no answer came within {timeout_s:g} s") from None
+            except status.Ended as ended:
+                if ended.code == "OK" and len(answers) == 1:
+                    return answers[0]
+                raise
 
 
 def _request(method: MethodDescriptor, action: str, text: str) -> Message:
@@ -93,14 +113,15 @@ def _request(method: MethodDescriptor, action: str, text: str) -> Message:
         raise InvalidRequest(f"`{action}` can't take this JSON: {reason}; its fields: {fields}") from None
 
 
-def _typed(error: grpc.RpcError, settings: wire.Settings) -> RingfenceError:
-    failure = status.failure_of(error)
+def _typed(ended: status.Ended, settings: wire.Settings) -> RingfenceError:
+    failure = status.failure_of(ended)
     if failure is not None:
         return failure
-    code, detail = status.code_of(error), status.detail_of(error)
-    if code is grpc.StatusCode.UNAVAILABLE:
-        return KernelGone(f"no kernel answers at `{settings.socket}` ({detail}); see `ringfence status`")
-    return status.by_code(code, detail)
+    if ended.code == "UNAVAILABLE":
+        return KernelGone(
+            f"no kernel answers at `{settings.socket}` ({ended.detail}); see `ringfence status`"
+        )
+    return status.by_code(ended.code, ended.detail)
 
 
 def plain(message: Message) -> dict[str, Any]:

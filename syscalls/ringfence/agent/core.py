@@ -10,7 +10,6 @@ import time
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
-import grpc
 from ringfence.agent import status, wire
 from ringfence.agent.errors import Diverged, InvalidRequest, KernelGone, RingfenceError
 
@@ -214,24 +213,23 @@ class Patience:
         return pause
 
 
-def judge_break(core: Core[Any], patience: Patience, error: grpc.RpcError | None) -> RingfenceError | None:
+def judge_break(core: Core[Any], patience: Patience, ended: status.Ended) -> RingfenceError | None:
     """Decide what the end of a stream means.
 
     Returns:
         The error that ends the session for good, None where it is worth connecting again.
     """
     patience.broke()
-    if error is None:
+    if ended.code == "OK":
         patience.detail = "the kernel ended the stream"
         return None
-    code, detail = status.code_of(error), status.detail_of(error)
-    patience.detail = detail or code.name.lower()
-    failure = status.failure_of(error)
-    if failure is None and code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        if core.refuse_largest(detail):
+    patience.detail = ended.detail or ended.code.lower()
+    failure = status.failure_of(ended)
+    if failure is None and ended.code == "RESOURCE_EXHAUSTED":
+        if core.refuse_largest(ended.detail):
             return None
-        return InvalidRequest(f"the kernel refused the stream: {detail}; send less at once")
-    if failure is None and code in status.PASSING:
+        return InvalidRequest(f"the kernel refused the stream: {ended.detail}; send less at once")
+    if failure is None and ended.code in status.PASSING:
         return None
-    failure = failure or status.by_code(code, detail)
+    failure = failure or status.by_code(ended.code, ended.detail)
     return None if failure.reason in status.PASSING_REASONS else failure

@@ -8,19 +8,18 @@ when its own has come. A single caller thus reads its answer itself, without a s
 from __future__ import annotations
 
 import os
-import queue
 import threading
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-import grpc
+from google.protobuf.message import DecodeError
 from ringfence.agent import wire
 from ringfence.agent.core import PATIENCE_S, Core, Patience, Pending, judge_break
 from ringfence.agent.errors import KernelGone, NoLane, RingfenceError
+from ringfence.agent.link import Link
+from ringfence.agent.status import Ended
 from ringfence.v1.syscalls_pb2 import StreamRequest, StreamResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ringfence.agent.lanes import Lane
     from ringfence.v1.syscalls_pb2 import Reply, Welcome
 
@@ -42,67 +41,43 @@ class _Waiting(Pending):
 
 
 class _Link:
-    """One connection."""
+    """One connection that has been welcomed.
+
+    Raises:
+        Ended: there is no kernel, or it ended the stream.
+        KernelGone: nothing came in time.
+    """
 
     def __init__(self, settings: wire.Settings, timeout_s: float) -> None:
-        self._queue: queue.SimpleQueue[StreamRequest | None] = queue.SimpleQueue()
-        self._channel = grpc.insecure_channel(settings.target, options=wire.CHANNEL_OPTIONS)
-        open_stream = cast("Any", self._channel).stream_stream(
-            wire.STREAM,
-            request_serializer=StreamRequest.SerializeToString,
-            response_deserializer=StreamResponse.FromString,
-        )
-        self._queue.put(wire.hello_frame(settings))
-        self._call: Iterator[StreamResponse] = open_stream(iter(self._queue.get, None))
-        self.send = self._queue.put
-        self.welcome = self._welcomed(settings, timeout_s)
-
-    def _welcomed(self, settings: wire.Settings, timeout_s: float) -> Welcome:
-        """Wait for the first frame.
-
-        Raises:
-            KernelGone: nothing came in time.
-        """
-        late = threading.Event()
-
-        def give_up() -> None:
-            late.set()
-            self.cancel()
-
-        alarm = threading.Timer(timeout_s, give_up)
-        alarm.daemon = True
-        alarm.start()
+        self._link = Link(settings, wire.STREAM)
+        self.close = self._link.close
         try:
-            return self.receive().welcome
-        except grpc.RpcError:
+            self.send(wire.hello_frame(settings))
+            self.welcome = self._next(timeout_s).welcome
+        except TimeoutError:
             self.close()
-            if late.is_set():
-                raise wire.silent_error(settings) from None
-            raise
+            raise wire.silent_error(settings) from None
         except BaseException:
             self.close()
             raise
-        finally:
-            alarm.cancel()
+
+    def send(self, frame: StreamRequest) -> None:
+        """Send a frame; never waits."""
+        self._link.send(frame.SerializeToString())
 
     def receive(self) -> StreamResponse:
         """Wait for the next frame.
 
         Raises:
-            grpc.RpcError: the stream broke.
-            StopIteration: the kernel ended it.
+            Ended: the stream is over.
         """
-        return next(self._call)
+        return self._next(None)
 
-    def cancel(self) -> None:
-        """Make `receive` raise."""
-        cast("Any", self._call).cancel()
-
-    def close(self) -> None:
-        """End the stream and its threads."""
-        self._queue.put(None)
-        self.cancel()
-        self._channel.close()
+    def _next(self, timeout_s: float | None) -> StreamResponse:
+        try:
+            return StreamResponse.FromString(self._link.receive(timeout_s))
+        except DecodeError:
+            raise Ended("INTERNAL", "the kernel sent what is no frame") from None
 
 
 class Session:
@@ -180,11 +155,8 @@ class Session:
                 continue
             try:
                 frame = link.receive()
-            except grpc.RpcError as error:
-                self._broke(link, error)
-                continue
-            except StopIteration:
-                self._broke(link, None)
+            except Ended as ended:
+                self._broke(link, ended)
                 continue
             self._patience.answered()
             with self._mutex:
@@ -214,12 +186,12 @@ class Session:
         if leads:
             self._hand_over()
 
-    def _broke(self, link: _Link, error: grpc.RpcError | None) -> None:
+    def _broke(self, link: _Link, ended: Ended) -> None:
         link.close()
         with self._mutex:
             if self._link is link:
                 self._link = None
-            fatal = judge_break(self._core, self._patience, error)
+            fatal = judge_break(self._core, self._patience, ended)
             if fatal is not None and self._core.fatal is None:
                 self._core.end(fatal)
 
@@ -228,19 +200,17 @@ class Session:
         while self._core.fatal is None:
             try:
                 link = _Link(self._settings, self._patience.left_s())
-            except grpc.RpcError as error:
-                self._failed(error)
-            except StopIteration:
-                self._failed(None)
+            except Ended as ended:
+                self._failed(ended)
             except RingfenceError as error:
                 self._finish(error)
             else:
                 if self._adopt(link):
                     return
 
-    def _failed(self, error: grpc.RpcError | None) -> None:
+    def _failed(self, ended: Ended) -> None:
         with self._mutex:
-            fatal = judge_break(self._core, self._patience, error)
+            fatal = judge_break(self._core, self._patience, ended)
         try:
             if fatal is None:
                 self._stop.wait(self._patience.pause_s())

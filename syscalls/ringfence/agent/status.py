@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final
 
-import grpc
 from ringfence.agent.errors import RingfenceError, from_reason
 
 if TYPE_CHECKING:
@@ -17,65 +16,74 @@ STATUS_DETAILS: Final = 3  # field of google.rpc.Status
 INFO_METADATA: Final = 3  # field of google.rpc.ErrorInfo: a map, entries of key 1 and value 2
 MORE: Final = 0x80  # a varint goes on
 
-_CODES: Final[Mapping[grpc.StatusCode, str]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: "InvalidRequest",
-    grpc.StatusCode.UNAUTHENTICATED: "BadCredential",
-    grpc.StatusCode.PERMISSION_DENIED: "Denied",
-    grpc.StatusCode.ABORTED: "Conflict",
-    grpc.StatusCode.RESOURCE_EXHAUSTED: "QuotaExceeded",
-    grpc.StatusCode.NOT_FOUND: "NoSuchResource",
-    grpc.StatusCode.UNIMPLEMENTED: "NoSuchSyscall",
-    grpc.StatusCode.CANCELLED: "Killed",
-    grpc.StatusCode.DEADLINE_EXCEEDED: "Deadline",
-    grpc.StatusCode.UNAVAILABLE: "KernelGone",
-    grpc.StatusCode.DATA_LOSS: "AuditChainBroken",
-    grpc.StatusCode.INTERNAL: "Internal",
+NAMES: Final = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+"""The status codes of gRPC by their numbers."""
+
+_CODES: Final[Mapping[str, str]] = {
+    "INVALID_ARGUMENT": "InvalidRequest",
+    "UNAUTHENTICATED": "BadCredential",
+    "PERMISSION_DENIED": "Denied",
+    "ABORTED": "Conflict",
+    "RESOURCE_EXHAUSTED": "QuotaExceeded",
+    "NOT_FOUND": "NoSuchResource",
+    "UNIMPLEMENTED": "NoSuchSyscall",
+    "CANCELLED": "Killed",
+    "DEADLINE_EXCEEDED": "Deadline",
+    "UNAVAILABLE": "KernelGone",
+    "DATA_LOSS": "AuditChainBroken",
+    "INTERNAL": "Internal",
 }
 
-PASSING: Final = frozenset(
-    {
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.CANCELLED,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.UNKNOWN,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-    }
-)
+PASSING: Final = frozenset({"UNAVAILABLE", "CANCELLED", "INTERNAL", "UNKNOWN", "DEADLINE_EXCEEDED"})
 """How a stream ends when the kernel goes away: worth connecting again."""
 
 PASSING_REASONS: Final = frozenset({"JournalUnavailable"})
 """Typed ends of a stream that pass by themselves."""
 
 
-def code_of(error: grpc.RpcError) -> grpc.StatusCode:
-    """Give the status code; UNKNOWN where gRPC gives none."""
-    code = getattr(error, "code", None)
-    found = code() if callable(code) else None
-    return found if isinstance(found, grpc.StatusCode) else grpc.StatusCode.UNKNOWN
+class Ended(Exception):
+    """A gRPC call is over.
+
+    Attributes:
+        code: its status, one of `NAMES`; `OK`: the kernel ended it in order.
+        detail: the status text in one line.
+        details: `google.rpc.Status`, serialised; empty where there is none.
+    """
+
+    def __init__(self, code: str, detail: str = "", details: bytes = b"") -> None:
+        super().__init__(code, detail)
+        self.code = code
+        self.detail = " ".join(detail.split())
+        self.details = details
 
 
-def detail_of(error: grpc.RpcError) -> str:
-    """Give the status text in one line."""
-    details = getattr(error, "details", None)
-    text = details() if callable(details) else ""
-    return " ".join(str(text or "").split())
-
-
-def failure_of(error: grpc.RpcError) -> RingfenceError | None:
+def failure_of(ended: Ended) -> RingfenceError | None:
     """Give the typed error of a status, None where it carries no `ErrorInfo`."""
-    metadata = getattr(error, "trailing_metadata", None)
-    pairs = cast("Any", metadata() if callable(metadata) else None) or ()
-    for key, value in pairs:
-        if key == DETAILS_KEY:
-            info = _error_info(bytes(value))
-            if info is not None:
-                return from_reason(info[0], detail_of(error), info[1])
-    return None
+    info = _error_info(ended.details)
+    return None if info is None else from_reason(info[0], ended.detail, info[1])
 
 
-def by_code(code: grpc.StatusCode, detail: str) -> RingfenceError:
+def by_code(code: str, detail: str) -> RingfenceError:
     """Give the typed error that a bare status code stands for."""
-    return from_reason(_CODES.get(code, code.name.title().replace("_", "")), detail or code.name.lower())
+    return from_reason(_CODES.get(code, code.title().replace("_", "")), detail or code.lower())
 
 
 def _error_info(data: bytes) -> tuple[str, dict[str, str]] | None:

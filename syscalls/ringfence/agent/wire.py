@@ -18,13 +18,6 @@ VERSION: Final = "0.1.0"
 STREAM: Final = "/ringfence.v1.SyscallService/Stream"
 MESSAGE_BYTES: Final = 64 << 20
 ARGUMENT_BYTES: Final = MESSAGE_BYTES - (1 << 16)  # leaves room for the envelope
-CHANNEL_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MESSAGE_BYTES),
-    # A kernel that comes back must be seen at once: subchannels shared between channels keep their back-off.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-)
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _DECODER: Final = json.JSONDecoder()
@@ -41,11 +34,6 @@ class Settings:
 
     socket: str
     token: str
-
-    @property
-    def target(self) -> str:
-        """The socket as gRPC names it."""
-        return f"unix:{self.socket}"
 
 
 def settings_from_environment(environment: Mapping[str, str] = os.environ) -> Settings:

@@ -47,23 +47,6 @@ def test_a_copy_for_another_thread_is_equal_and_fresh():
     assert (again.message, again.metadata, again.step) == ("no", {"rule": "r1"}, 7)
 
 
-class Status(grpc.RpcError):
-    """A status as gRPC's sync and asyncio errors show it."""
-
-    def __init__(self, code: grpc.StatusCode, details: str, trailing: bytes | None = None) -> None:
-        super().__init__()
-        self._code, self._details, self._trailing = code, details, trailing
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._details
-
-    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
-        return () if self._trailing is None else ((status.DETAILS_KEY, self._trailing),)
-
-
 def packed(*messages: object) -> bytes:
     details = []
     for message in messages:
@@ -79,7 +62,7 @@ def test_error_info_is_found_among_the_details():
     info = error_details_pb2.ErrorInfo(
         reason="QuotaExceeded", domain="ringfence", metadata={"rule": "ü", "x": ""}
     )
-    error = status.failure_of(Status(grpc.StatusCode.RESOURCE_EXHAUSTED, "slow\ndown", packed(retry, info)))
+    error = status.failure_of(status.Ended("RESOURCE_EXHAUSTED", "slow\ndown", packed(retry, info)))
     assert isinstance(error, errors.QuotaExceeded)
     assert error.message == "slow down"
     assert error.metadata == {"rule": "ü", "x": ""}
@@ -87,9 +70,15 @@ def test_error_info_is_found_among_the_details():
 
 @pytest.mark.parametrize("data", [b"", b"\x1a\x7f", b"\xff\xff\xff", b"\x0d\x00\x00\x00\x00"])
 def test_broken_details_are_no_error_info(data: bytes):
-    assert status.failure_of(Status(grpc.StatusCode.INTERNAL, "x", data)) is None
+    assert status.failure_of(status.Ended("INTERNAL", "x", data)) is None
 
 
 def test_a_bare_status_keeps_its_meaning():
-    assert isinstance(status.by_code(grpc.StatusCode.UNAUTHENTICATED, ""), errors.BadCredential)
-    assert status.by_code(grpc.StatusCode.OUT_OF_RANGE, "x").reason == "OutOfRange"
+    assert isinstance(status.by_code("UNAUTHENTICATED", ""), errors.BadCredential)
+    assert status.by_code("OUT_OF_RANGE", "x").reason == "OutOfRange"
+
+
+def test_the_names_of_the_codes_are_those_of_grpc():
+    assert {code.name: code.value[0] for code in grpc.StatusCode} == {
+        name: number for number, name in enumerate(status.NAMES)
+    }

@@ -17,7 +17,7 @@ FLAGS = {"PYTHONDONTWRITEBYTECODE": "B", "PYTHONUNBUFFERED": "u"}
 FLAGS_ON = dict.fromkeys(FLAGS, "1")
 """The flags that agents' programs have, and so a warm interpreter."""
 
-# What the interpreter, libc, gRPC and protobuf look at when they start or are imported.
+# What the interpreter, libc and protobuf look at when they start or are imported.
 _DECIDES = (
     "PYTHON",
     "LC_",
@@ -27,7 +27,6 @@ _DECIDES = (
     "GLIBC_",
     "GCONV_",
     "LOCPATH",
-    "GRPC_",
     "PROTOCOL_BUFFERS_",
     "OPENSSL_",
 )

@@ -28,10 +28,6 @@ from ringfence.sandbox.native.invocation import Invocation
 from ringfence.sandbox.native.job import Job
 
 _PRELOADED = (
-    "grpc",
-    "grpc._channel",
-    "grpc._simple_stubs",
-    "grpc.experimental",
     "ringfence.agent.runtime",
     "ringfence.agent.aio",
     "ringfence.v1.syscalls_pb2",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -12,7 +13,8 @@ from ringfence.kernel.asking import PROGRAM, Asked, storable
 from ringfence.kernel.flight_state import FlightState
 from ringfence.kernel.journal.types import ApprovalRecord, Entry, EpochMoved, Phase
 from ringfence.kernel.waits import waiting
-from ringfence.kernel.weighing import facts_for
+from ringfence.kernel.weighing import Rows, facts_for
+from ringfence.policy.conditions import Created
 from ringfence.policy.types import Verdict
 from ringfence.syscalls.base import Confirmed, Effect, NeedsApproval, Plan, Question, WaitKind
 from ringfence.syscalls.codec import decode_arguments
@@ -21,7 +23,14 @@ from ringfence.syscalls.errors import Denied, Fenced, Revoked, Stale, SyscallErr
 if TYPE_CHECKING:
     from ringfence.kernel.environment import AgentEnvironment
     from ringfence.kernel.rights import Judgement, Rights
+    from ringfence.policy.conditions import Condition
     from ringfence.policy.facts import Facts
+    from ringfence.syscalls.sql_target.records import Touched
+
+
+def _asks_what_it_made(item: Condition) -> bool:
+    return any(isinstance(test, Created) for test in item.tests)
+
 
 NO_USES_LEFT = -1
 """What the store answers for a grant that gives no right any more."""
@@ -144,6 +153,9 @@ class Flight(FlightState):
             )
         if self.fate is not None:
             raise self.fate
+        if self.rows.later:
+            # INVARIANT: what was put off until the rows are known is never let through without them.
+            self.rows = Rows()
         rights = await self.thread.current_rights()
         # Facts may have become others since it was decided: what it rests on is looked at once more.
         looked = not rights.conditions_on(self.questions)
@@ -235,13 +247,38 @@ class Flight(FlightState):
         conditions = rights.conditions_on(questions)
         if not conditions:
             return None
-        facts = await facts_for(self._core, self.thread, rights, questions, self.canonical)
+        rows = self._rows(conditions)
+        facts = await facts_for(self._core, self.thread, rights, questions, self.canonical, rows)
         fresh = [item for item in conditions if item.fresh_s is not None]
         reads = facts[0].reads or ()
         self.watched = self.thread.history.state_versions(
             read.resource for read in reads if any(item.concerns(read) for item in fresh)
         )
         return facts
+
+    def _rows(self, conditions: Sequence[Condition]) -> Rows:
+        """What is known of the rows that the call changes."""
+        if self.rows.later and self.waits_for is not None:
+            asked = {ask[0] for ask in self.waits_for.asks}
+            if any(item.id in asked and _asks_what_it_made(item) for item in conditions):
+                # An earlier kernel found that out, and asked: only the body can find out more.
+                self.rows = Rows(made=False)
+        return self.rows
+
+    @property
+    def asks_what_it_made(self) -> bool:
+        """Whether a condition in force asks if the thread made what the call changes."""
+        return self.rights is not None and any(
+            _asks_what_it_made(item) for item in self.rights.conditions_on(self.questions)
+        )
+
+    async def judge_made(self, touched: Touched) -> None:
+        """Say which rows the call is about to change, and judge it by whether the thread made all of them."""
+        history = self.thread.history
+        await history.catch_up(self._core, self.thread)
+        made = await asyncio.to_thread(history.rows.holds, self.env.snapshots, touched)
+        self.rows = Rows(made=made)
+        await self.look_again(await self.thread.current_rights())
 
     def decided(self, rights: Rights, judgement: Judgement) -> None:
         """Take over a decision."""

@@ -11,6 +11,7 @@ from ringfence.kernel.asking import evidence
 from ringfence.kernel.facts import PATHS_MAX, WHOLE, Facts, Marks, bounded
 from ringfence.kernel.journal.types import ApprovalRecord, Phase, Row, StoredRow
 from ringfence.kernel.spending import Spending
+from ringfence.kernel.weighing import Rows
 from ringfence.syscalls.base import Plan, Question
 from ringfence.syscalls.errors import SyscallError
 
@@ -65,6 +66,7 @@ class FlightState(Spending):
         "rerun",
         "rights",
         "row",
+        "rows",
         "staged",
         "started_us",
         "step",
@@ -135,6 +137,8 @@ class FlightState(Spending):
         self.taints = ""
         self.marks: Marks | None = None
         self.watched: dict[str, int] = {}
+        # Whether the thread made all the rows that the call changes: the body finds out, within the target's transaction.
+        self.rows = Rows(later=row.action == "sql.write")
 
     @property
     def core(self) -> Core:

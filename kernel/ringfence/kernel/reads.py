@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ringfence.kernel.journal.types import Phase, Row, StoredRow
+from ringfence.kernel.rows import MadeRows
 from ringfence.kernel.told import Telling
 from ringfence.policy.facts import Read
 from ringfence.policy.when import READS
 from ringfence.sandbox.snapshots import SnapshotError
 from ringfence.sandbox.workspace import WorkspaceError
+from ringfence.syscalls.sql_target.records import KIND as SQL
 
 if TYPE_CHECKING:
     from ringfence.kernel.core import Core
@@ -56,11 +58,13 @@ class History:
     Attributes:
         reads: by action and resource.
         created: paths and `state KEY`s that the thread made itself and that are its own still.
+        rows: rows of databases that it made.
         told: what it was told by those whom the operator trusts.
     """
 
     reads: dict[tuple[str, str], Known] = field(default_factory=dict[tuple[str, str], Known])
     created: set[str] = field(default_factory=set[str])
+    rows: MadeRows = field(default_factory=MadeRows)
     told: Telling = field(default_factory=Telling)
     _waiting: list[StoredRow | Row] | None = None
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -82,6 +86,7 @@ class History:
         self._waiting = None
         self.reads.clear()
         self.created.clear()
+        self.rows.clear()
 
     async def catch_up(self, core: Core, thread: Thread) -> None:
         """Note all that the journal holds.
@@ -115,6 +120,8 @@ class History:
         point: dict[str, Any] | None = json.loads(row.body).get("point") if b'"point":' in row.body else None
         if point is not None and point["kind"] == "workspace":
             await asyncio.to_thread(self._files_changed, thread, str(point["id"]), row.action)
+        elif point is not None and point["kind"] == SQL:
+            self.rows.note(str(point["id"]))
 
     def _read(self, row: Row | StoredRow) -> None:
         resources = row.resource.split(", ") if row.action == "sql.read" else [row.resource]

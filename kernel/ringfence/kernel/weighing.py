@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,8 +24,21 @@ if TYPE_CHECKING:
     from ringfence.kernel.thread import Thread
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Of the rows that a call changes: whether its thread made all of them, or that this is found out before any effect."""
+
+    made: bool | None = None
+    later: bool = False
+
+
 async def facts_for(
-    core: Core, thread: Thread, rights: Rights, questions: Sequence[Question], arguments: bytes | None
+    core: Core,
+    thread: Thread,
+    rights: Rights,
+    questions: Sequence[Question],
+    arguments: bytes | None,
+    rows: Rows | None = None,
 ) -> tuple[Facts, ...]:
     """The facts of each question.
 
@@ -34,6 +48,7 @@ async def facts_for(
         rights: under which they are asked.
         questions: what is asked.
         arguments: of the call, canonical JSON; None where there is no call.
+        rows: of a call that changes rows, what is known of them; None: nothing.
 
     Raises:
         Unavailable: the database is away.
@@ -55,7 +70,8 @@ async def facts_for(
             tainted="" if taint is None else taint.text,
             reads=reads,
             environment=environment_of(rights, thread, question, given) if Environment in kinds else None,
-            created=_created(thread, question) if Created in kinds else None,
+            created=_created(thread, question, rows) if Created in kinds else None,
+            created_later=rows is not None and rows.later and question.action == "sql.write",
             now=datetime.now(UTC),
             arguments=given,
             shares=shares,
@@ -99,7 +115,9 @@ def environment_of(
     return labels.pop()
 
 
-def _created(thread: Thread, question: Question) -> bool | None:
+def _created(thread: Thread, question: Question, rows: Rows | None) -> bool | None:
+    if question.action == "sql.write":
+        return None if rows is None else rows.made
     if not isinstance(question.resource, str):
         return None
     family = question.action.partition(".")[0]

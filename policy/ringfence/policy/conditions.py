@@ -94,6 +94,8 @@ class Created:
 
     def holds(self, facts: Facts) -> str:
         """Why it holds, for people; empty: it doesn't."""
+        if facts.created_later:
+            return ""
         if facts.created is None:
             return "whether this thread made the resource can't be known now"
         if facts.created is not self.made:

@@ -51,7 +51,8 @@ class Facts:
         tainted: what tainted the thread, for people; empty: nothing did.
         reads: what the thread read, the newest read of each resource.
         environment: label of the resource; empty: it has none.
-        created: whether this thread itself made the resource.
+        created: whether this thread itself made the resource; of rows, every one that is changed.
+        created_later: whether that is found out, and asked about once more, before the call has any effect.
         now: an aware time.
         arguments: the call's arguments as JSON values; `json` is a body that is JSON, read.
         shares: of each total with a limit the part that is used or held, from 0.
@@ -62,6 +63,7 @@ class Facts:
     reads: tuple[Read, ...] | None = None
     environment: str | None = None
     created: bool | None = None
+    created_later: bool = False
     now: datetime | None = None
     arguments: object = None
     shares: Mapping[str, float] | None = None

@@ -54,7 +54,7 @@ READS: Final = frozenset(
 DECLARED: Final = ("http", "sql", "llm")
 """Families of actions whose resources have an environment."""
 
-MADE: Final = ("fs", "state")
+MADE: Final = ("fs", "state", "sql.write")
 """Families of actions whose resources a thread can have made, so that the kernel knows it."""
 
 _CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]", re.ASCII)
@@ -172,9 +172,10 @@ def _tests(reader: Reader, node: Node, what: str, action: str) -> tuple[Test, ..
 
 def _only(reader: Reader, node: Node, action: str, families: Sequence[str], what: str) -> None:
     """Refuse a test that can't hold, or always would, for it is about other actions."""
-    meant = {known.partition(".")[0] for known in KNOWN_ACTIONS if action and match_action(action, known)}
+    found = {known for known in KNOWN_ACTIONS if action and match_action(action, known)}
+    meant = found | {known.partition(".")[0] for known in found}
     if action and not meant.intersection(families):
-        shown = ", ".join(f"`{name}.*`" for name in families)
+        shown = ", ".join(f"`{name}`" if "." in name else f"`{name}.*`" for name in families)
         reader.wrong(node, f"only resources of {shown} {what}, not those of `{action}`", "name one of these")
 
 

@@ -26,7 +26,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 from ringfence.policy.types import Resource, Verdict
@@ -36,6 +36,9 @@ from ringfence.sandbox.workspace import Workspace
 from ringfence.syscalls.confined import Confined
 from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
 from ringfence.syscalls.lent import AsyncLock, Lent
+
+if TYPE_CHECKING:
+    from ringfence.syscalls.sql_target.records import Touched
 
 
 class Effect(Enum):
@@ -276,6 +279,20 @@ class Call(Protocol):
 
     async def judge(self, questions: Sequence[Question]) -> Sequence[Verdict]:
         """Ask policy about more than the plan knew, in order; records the rules. Raises nothing on a deny."""
+        ...
+
+    @property
+    def asks_what_it_made(self) -> bool:
+        """Whether a condition in force asks if the thread itself made what the call changes."""
+        ...
+
+    async def judge_made(self, touched: Touched) -> None:
+        """Say which rows the call is about to change, and judge it anew by whether the thread made all of them.
+
+        Raises:
+            Denied: a condition refuses it.
+            NeedsApproval: a condition asks; let it pass: the body is run again from its start once a person has approved.
+        """
         ...
 
     async def require(self, questions: Sequence[Question]) -> None:

@@ -86,6 +86,11 @@ class Call:
         if name == self.kill_at:
             raise Killed(name)
 
+    asks_what_it_made: bool = False
+
+    async def judge_made(self, touched: Any) -> None:
+        raise AssertionError(touched)
+
     async def check_live(self) -> None:
         self.passed.append("check_live")
         if self.live_error is not None:

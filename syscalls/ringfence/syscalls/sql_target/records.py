@@ -60,6 +60,18 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(str(row[self.columns.index(name)]) for name in self.key)
 
 
+class Touched(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows that a statement is about to change or remove, as they stand in `change.before`.
+
+    Attributes:
+        resource: name of the declared database.
+    """
+
+    resource: str
+    identity: Identity
+    change: Change
+
+
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One write.
 

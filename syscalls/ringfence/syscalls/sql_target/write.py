@@ -22,7 +22,7 @@ from ringfence.syscalls.refusals import outcome_unknown
 from ringfence.syscalls.sql_common import Kind, Statement
 from ringfence.syscalls.sql_target.catalog import check_functions, judge_plan
 from ringfence.syscalls.sql_target.outcome import SETTLE_S, Status, identify, settle
-from ringfence.syscalls.sql_target.records import KIND, Change, Record, record_from
+from ringfence.syscalls.sql_target.records import KIND, Change, Record, Touched, record_from
 from ringfence.syscalls.sql_target.session import (
     LimitReached,
     RawRow,
@@ -156,6 +156,7 @@ async def _attempt(job: _Job) -> Written:
         await judge_plan(job.call, job.resource.name, session, statement, job.parameters, text)
     try:
         before = await _copy(job, info)
+        await _judge_made(job, info, before)
         answer = await _run(job, text)
     except LimitReached:
         raise SnapshotFailed(
@@ -219,6 +220,31 @@ async def _copy(job: _Job, info: TableInfo) -> list[RawRow]:
         "\n".join(words), parameters, rows_max=COPY_ROWS_MAX, bytes_max=COPY_BYTES_MAX
     )
     return found.rows
+
+
+async def _judge_made(job: _Job, info: TableInfo, before: Sequence[RawRow]) -> None:
+    """Hold conditions on what the thread made itself against the very rows that are locked now.
+
+    Raises:
+        Denied: one of them refuses it.
+        NeedsApproval: one of them asks.
+    """
+    if job.call.asks_what_it_made:
+        identity = await identify(job.session)
+        change = _change(info, before, ())
+        await job.call.judge_made(Touched(resource=job.resource.name, identity=identity, change=change))
+
+
+def _change(info: TableInfo, before: Sequence[RawRow], after: Sequence[RawRow]) -> Change:
+    return Change(
+        schema=info.table.schema,
+        table=info.table.name,
+        columns=list(info.columns),
+        types=list(info.types),
+        key=list(info.key),
+        before=[list(row) for row in before],
+        after=[list(row) for row in after],
+    )
 
 
 def _parts(
@@ -292,17 +318,7 @@ async def _keep_and_commit(
         row_count=written.row_count,
         columns=written.columns,
         rows=written.rows,
-        changes=[
-            Change(
-                schema=info.table.schema,
-                table=info.table.name,
-                columns=list(info.columns),
-                types=list(info.types),
-                key=list(info.key),
-                before=[list(row) for row in before],
-                after=[list(row) for row in after],
-            )
-        ],
+        changes=[_change(info, before, after)],
     )
     try:
         manifest = await asyncio.to_thread(call.env.snapshots.put_record, _point(call), record.to_json())

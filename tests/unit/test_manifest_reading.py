@@ -81,8 +81,9 @@ def test_the_manifest_of_the_contract_is_read_in_full() -> None:
         "sql.read: {database: crm, tables: [invoices, customers]}",
         'http.get: "https://api.example.com/v1/*"',
         'llm.complete: "gpt-*"',
+        'artifacts.get: "paged.*"',
     ]
-    assert [item.id for item in manifest.rules] == ["r1", "r2", "r3", "r4", "r5", "r6", "r7", "r8"]
+    assert [item.id for item in manifest.rules] == ["r1", "r2", "r3", "r4", "r5", "page", "r6", "r7", "r8"]
     assert [item.verdict for item in manifest.ask] == [Verdict.ASK, Verdict.ASK]
     assert [(item.text, item.line, item.column) for item in manifest.deny] == [
         ('fs.*: "/workspace/.env"', 21, 9)
@@ -135,12 +136,13 @@ def test_mounts_and_demands_keep_their_places() -> None:
     assert parse_manifest(SMALL).sandbox.require is None
 
 
-def test_what_this_release_can_not_enforce_is_listed_with_its_place() -> None:
-    found = [(item.line, item.column, item.message) for item in parse_manifest(FULL).unsupported()]
-    assert found == [
-        (28, 46, "`on_overflow: page` is not supported in this release"),
-    ]
-    assert all(item.fix for item in parse_manifest(FULL).unsupported())
+def test_paging_lets_an_agent_read_again_what_left_its_prompts() -> None:
+    assert parse_manifest(FULL).unsupported() == []
+    paging = parse_manifest(SMALL + "  budgets: {context: {max_tokens: 1k, on_overflow: page}}\n")
+    (rule,) = paging.rules.allow
+    assert (rule.id, rule.text, rule.line) == ("page", 'artifacts.get: "paged.*"', 6)
+    refusing = parse_manifest(SMALL + "  budgets: {context: {max_tokens: 1k}}\n")
+    assert (refusing.budgets.context_on_overflow, len(refusing.rules)) == ("refuse", 0)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,6 @@ def test_what_this_release_can_not_enforce_is_listed_with_its_place() -> None:
         ("sandbox: {workspace: direct}", (6, 24), "`workspace: direct`"),
         ("serve: {anything: [1, two]}", (6, 3), "`serve`"),
         ("restart: {resume: own}", (6, 21), "`resume: own`"),
-        ("budgets: {context: {max_tokens: 1k, on_overflow: page}}", (6, 52), "`on_overflow: page`"),
     ],
 )
 def test_each_key_without_enforcement_is_reported(line: str, place: tuple[int, int], what: str) -> None:

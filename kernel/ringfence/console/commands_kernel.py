@@ -12,7 +12,7 @@ import click
 from ringfence.console import detach as background
 from ringfence.console import render
 from ringfence.console.documents import items, record, records
-from ringfence.console.durations import parse_duration_ms
+from ringfence.console.durations import parse_duration_ms, plural
 from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.session import Commands, Session
 from ringfence.kernel.config import Settings
@@ -215,8 +215,19 @@ def _status_facts(document: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("loaded", config.get("loaded_at")),
         ("error", config.get("error")),
         ("telemetry", _telemetry_text(record(document, "telemetry"))),
+        *(("counted", _closeness_text(model)) for model in records(document, "models")),
         *_unavailable(config),
     ]
+
+
+def _closeness_text(model: Mapping[str, Any]) -> str:
+    """How close counts of a model's prompts have been."""
+    ratio, calls = model.get("ratio"), int(model.get("calls") or 0)
+    said = f"{ratio:.3f} of its count" if isinstance(ratio, float) else "nothing"
+    return (
+        f"{model.get('model')} at {model.get('resource')} with {model.get('tokenizer')}: the host says {said} "
+        f"over {plural(calls, 'call')}, {model.get('worst') or 'none'} at worst; reserved by {model.get('factor')}"
+    )
 
 
 def _unavailable(document: Mapping[str, Any]) -> list[tuple[str, object]]:

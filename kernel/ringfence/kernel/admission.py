@@ -64,10 +64,11 @@ class Admission:
         An agent that would be parked waits for them first: most settle for less than they reserved.
 
         Raises:
-            QuotaExceeded: the prompt is too long.
+            QuotaExceeded: the prompt is too long, and can't be made to fit.
         """
+        if flight.row.measures:
+            await flight.measure()
         budgets, wanted = flight.thread.budgets, flight.plan.reserve
-        budgets.check_context(flight.plan.context_tokens)
         if flight.thread.manifest.budgets.on_exhausted != "park":
             return
         while True:

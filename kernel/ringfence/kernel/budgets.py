@@ -233,24 +233,6 @@ class Budgets:
             reset="never",
         )
 
-    # -- context --------------------------------------------------------------------------------------------------
-
-    def check_context(self, tokens: int) -> None:
-        """Refuse a prompt that does not fit the window.
-
-        Raises:
-            QuotaExceeded: it is too long; nothing was sent.
-        """
-        limit = self.context_max_tokens
-        if limit is not None and tokens > limit:
-            raise QuotaExceeded(
-                f"the prompt has about {tokens} tokens and `budgets.context.max_tokens` is {limit}; nothing was sent: "
-                "send fewer or shorter messages, or raise the limit in the manifest and submit it again",
-                quota="context",
-                limit=str(limit),
-                used=str(tokens),
-            )
-
     # -- rates ----------------------------------------------------------------------------------------------------
 
     def rate_wait(self, action: str, deadline_s: float) -> float:

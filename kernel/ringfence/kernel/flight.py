@@ -16,7 +16,7 @@ from ringfence.kernel.waits import waiting
 from ringfence.kernel.weighing import Rows, facts_for
 from ringfence.policy.conditions import Created
 from ringfence.policy.types import Verdict
-from ringfence.syscalls.base import Confirmed, Effect, NeedsApproval, Plan, Question, WaitKind
+from ringfence.syscalls.base import Confirmed, Effect, NeedsApproval, Plan, Question, WaitKind, Window
 from ringfence.syscalls.codec import decode_arguments
 from ringfence.syscalls.errors import Denied, Fenced, Revoked, Stale, SyscallError
 
@@ -231,6 +231,13 @@ class Flight(FlightState):
         plan = await self.row.body.locate(self.arguments, self.thread.environment)
         if plan is not None:
             self.plan, self.questions = plan, list(plan.questions)
+
+    async def measure(self) -> None:
+        """Plan an allowed call again with what it takes, within what a model may be sent."""
+        budgets = self.thread.budgets
+        page = self.thread.manifest.budgets.context_on_overflow == "page"
+        window = Window(max_tokens=budgets.context_max_tokens, page=page)
+        self.plan = await self.row.body.measure(self, self.arguments, window)
 
     # -- rights and totals ----------------------------------------------------------------------------------------
 

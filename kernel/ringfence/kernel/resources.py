@@ -153,6 +153,7 @@ def _llm(declared: ResourceDecl, secrets: Secrets) -> LlmResource:
         price_output=declared.price_output,
         max_output=declared.max_output,
         limit_key=declared.limit_key,
+        tokenizers=declared.tokenizers,
         external=declared.effect == "external",
         untrusted=declared.untrusted,
         timeout_s=declared.timeout_s,

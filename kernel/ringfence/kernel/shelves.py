@@ -37,6 +37,7 @@ class AgentArtifacts:
         self._blobs = blobs
         self._key = key
         self._branch = branch
+        self._paging = asyncio.Lock()
 
     async def keep(self, data: bytes) -> str:
         """Store bytes; when it returns they survive a power cut."""
@@ -56,6 +57,15 @@ class AgentArtifacts:
         )
         await self._store.keep_artifact(self._key, found, step, self._branch())
         return ref
+
+    async def keep_page(self, data: bytes, page: ArtifactFound, step: int) -> None:
+        """Store bytes under a name that is theirs alone, where they are not kept under it already."""
+        async with self._paging:
+            found = await self._store.artifact(self._key, page.name, "", 0)
+            if found is not None and found.ref == page.ref:
+                return
+            await self.keep(data)
+            await self._store.keep_artifact(self._key, page, step, self._branch())
 
     async def find(self, name: str, ref: str, version: int) -> ArtifactFound | None:
         """Find an artifact of this agent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from ringfence.policy import sections, when
@@ -73,6 +74,9 @@ def parse_manifest(text: str, source: str = "manifest") -> Manifest:
     for key, fix in _LATER.items():
         if key in spec:
             reader.unsupported(spec[key][0], f"`{key}`", fix)
+    budgets = sections.read_budgets(reader, nodes["budgets"]) if "budgets" in nodes else Budgets()
+    if budgets.context_on_overflow == "page":
+        rules = replace(rules, allow=(*rules.allow, replace(_READ_AGAIN, line=spec["budgets"][0].line)))
     manifest = Manifest(
         name=name,
         labels=labels,
@@ -90,7 +94,7 @@ def parse_manifest(text: str, source: str = "manifest") -> Manifest:
         when=when.read_when(reader, nodes["when"], "spec.when", Numbers("manifest", "w"))
         if "when" in nodes
         else (),
-        budgets=sections.read_budgets(reader, nodes["budgets"]) if "budgets" in nodes else Budgets(),
+        budgets=budgets,
         approvals=sections.read_approvals(reader, nodes["approvals"])
         if "approvals" in nodes
         else Approvals(),
@@ -102,6 +106,9 @@ def parse_manifest(text: str, source: str = "manifest") -> Manifest:
     reader.finish()
     return manifest
 
+
+_READ_AGAIN: Final = parse_rule('artifacts.get: "paged.*"', rule_id="page", origin="manifest")
+"""What `on_overflow: page` allows: an agent reads again what the kernel took out of its own prompts."""
 
 _LATER: Final = {
     "serve": "leave it out",

@@ -14,6 +14,7 @@ from ringfence.policy.networks import read_networks
 from ringfence.policy.problems import PatternError
 from ringfence.policy.reader import Reader
 from ringfence.policy.strict_yaml import Items, Node, Scalar, Table
+from ringfence.policy.tokenizers import read_tokenizers
 from ringfence.policy.undoing import UndoDecl, read_undo
 from ringfence.policy.vouching import VouchDecl, read_vouches
 
@@ -24,7 +25,7 @@ KEYS: Final = {
         *("vouches", "undo", "addresses"),
     ),
     "llm": (
-        *("type", "base", "protocol", "models", "price", "max_output", "limit_key", "effect"),
+        *("type", "base", "protocol", "models", "price", "max_output", "limit_key", "tokenizer", "effect"),
         *("auth", "environment", "untrusted", "timeout", "addresses"),
     ),
     "auth": ("bearer", "basic", "header"),
@@ -110,6 +111,7 @@ class ResourceDecl:
         price_output: llm: the same for tokens written.
         max_output: llm: most tokens that one reply may have, and what a call without a limit of its own gets.
         limit_key: llm: the request's key that carries this limit; newer models take another.
+        tokenizers: llm: `(model pattern, tokenizer)`, first match counts.
         effect: llm: `external` where a call leaves something behind, else `read`.
     """
 
@@ -133,6 +135,7 @@ class ResourceDecl:
     price_output: float = 0.0
     max_output: int = 4096
     limit_key: str = "max_tokens"
+    tokenizers: tuple[tuple[str, str], ...] = ()
     effect: str = "read"
     line: int = field(default=0, compare=False)
 
@@ -357,6 +360,9 @@ def _llm(reader: Reader, base: ResourceDecl, nodes: Mapping[str, Node]) -> Resou
         models=tuple(models) or ("*",),
         max_output=_max_output(reader, base, nodes.get("max_output")),
         limit_key=_one_of(reader, base, nodes, "limit_key", LIMIT_KEYS),
+        tokenizers=read_tokenizers(reader, nodes["tokenizer"], f"{base.name}.tokenizer")
+        if "tokenizer" in nodes
+        else (),
         effect=_one_of(reader, base, nodes, "effect", LLM_EFFECTS),
         protocol=protocol,
         price_input=price["input"],

@@ -12,6 +12,7 @@ from ringfence.policy import demands, engines, kernel_file, manifest, resources,
 from ringfence.policy.conditions import DAYS
 from ringfence.policy.hearsay import SOURCES
 from ringfence.policy.reader import API_VERSION
+from ringfence.policy.tokenizers import TOKENIZERS
 
 Schema = dict[str, Any]
 
@@ -266,6 +267,11 @@ def _auth() -> Schema:
     return {**made, "minProperties": 1, "maxProperties": 1}
 
 
+def _tokenizer() -> Schema:
+    name = _words(*TOKENIZERS)
+    return {"anyOf": [name, {"type": "object", "additionalProperties": name}]}
+
+
 def kernel_schema() -> Schema:
     """The schema of the operator's file."""
     web: dict[str, Schema] = {
@@ -304,6 +310,7 @@ def kernel_schema() -> Schema:
                 "price": _object(resources.KEYS["price"], {"input": number, "output": number}),
                 "max_output": _COUNT,
                 "limit_key": _words(*resources.LIMIT_KEYS),
+                "tokenizer": _tokenizer(),
                 "effect": _words(*resources.LLM_EFFECTS),
             },
             ("base",),

@@ -238,11 +238,11 @@ def _read_context(reader: Reader, fields: Fields, what: str) -> tuple[int | None
     if "on_overflow" in inner:
         choices = ("page", "refuse")
         overflow = reader.choice(inner["on_overflow"][1], f"{what}.context.on_overflow", choices, overflow)
-    if overflow == "page":
-        reader.unsupported(
+    if overflow == "page" and "ceilings" in what:
+        reader.wrong(
             inner["on_overflow"][1],
-            "`on_overflow: page`",
-            "write `refuse`: a prompt that is too long is refused",
+            "a ceiling can't say what a prompt that is too long becomes",
+            "leave `on_overflow` out here: each manifest says it",
         )
     return tokens, overflow
 

@@ -1643,6 +1643,9 @@ class LlmCompleteResponse(_message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     ESTIMATED_FIELD_NUMBER: _builtins.int
     COST_USD_FIELD_NUMBER: _builtins.int
+    PAGED_FIELD_NUMBER: _builtins.int
+    COUNTED_TOKENS_FIELD_NUMBER: _builtins.int
+    TOKENIZER_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text of the reply."""
     finish_reason: _builtins.str
@@ -1659,9 +1662,17 @@ class LlmCompleteResponse(_message.Message):
     """Whether the host gave no usage, so that the kernel counted."""
     cost_usd: _builtins.float
     """Cost in US dollars by the declared price."""
+    counted_tokens: _builtins.int
+    """Tokens of the prompt as the kernel counted them before it was sent; what was reserved for it."""
+    tokenizer: _builtins.str
+    """What they were counted with."""
     @_builtins.property
     def message(self) -> _struct_pb2.Value:
         """The whole message, with the tools that the model wants called."""
+
+    @_builtins.property
+    def paged(self) -> _containers.RepeatedCompositeFieldContainer[Global___PagedResult]:
+        """Results of tools that left the prompt so that it fits, oldest first; each can be read with artifacts.get."""
 
     def __init__(
         self,
@@ -1675,14 +1686,55 @@ class LlmCompleteResponse(_message.Message):
         completion_tokens: _builtins.int = ...,
         estimated: _builtins.bool = ...,
         cost_usd: _builtins.float = ...,
+        paged: _abc.Iterable[Global___PagedResult] | None = ...,
+        counted_tokens: _builtins.int = ...,
+        tokenizer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "cost_usd", b"cost_usd", "estimated", b"estimated", "finish_reason", b"finish_reason", "message", b"message", "model", b"model", "prompt_tokens", b"prompt_tokens", "resource", b"resource", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "cost_usd", b"cost_usd", "counted_tokens", b"counted_tokens", "estimated", b"estimated", "finish_reason", b"finish_reason", "message", b"message", "model", b"model", "paged", b"paged", "prompt_tokens", b"prompt_tokens", "resource", b"resource", "text", b"text", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LlmCompleteResponse: _TypeAlias = LlmCompleteResponse  # noqa: Y015
+
+@_typing.final
+class PagedResult(_message.Message):
+    """A result of a tool in place of which the model read a pointer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REF_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the artifact that keeps it."""
+    ref: _builtins.str
+    """SHA-256 of its content."""
+    size_bytes: _builtins.int
+    """Size of its content."""
+    message: _builtins.int
+    """Index of its message in the request."""
+    part: _builtins.int
+    """Index of the part of that message's content that holds it; -1: the message itself does."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        ref: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        message: _builtins.int = ...,
+        part: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name", "part", b"part", "ref", b"ref", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PagedResult: _TypeAlias = PagedResult  # noqa: Y015
 
 @_typing.final
 class SqlReadRequest(_message.Message):

@@ -37,6 +37,19 @@ def _completion(result: Json) -> values.Completion:
         completion_tokens=int(result.get("completion_tokens", 0)),
         estimated=bool(result.get("estimated", False)),
         cost_usd=float(result.get("cost_usd", 0.0)),
+        paged=tuple(_paged(page) for page in result.get("paged") or ()),
+        counted_tokens=int(result.get("counted_tokens", 0)),
+        tokenizer=result.get("tokenizer", ""),
+    )
+
+
+def _paged(page: Json) -> values.Paged:
+    return values.Paged(
+        name=page.get("name", ""),
+        ref=page.get("ref", ""),
+        size_bytes=int(page.get("size_bytes", 0)),
+        message=int(page.get("message", 0)),
+        part=int(page.get("part", 0)),
     )
 
 
@@ -66,7 +79,8 @@ class Models:
 
         Args:
             model: name of the model.
-            messages: such as `[{"role": "user", "content": "…"}]`.
+            messages: such as `[{"role": "user", "content": "…"}]`. They stay as they are, also where `paged` of the reply
+                says that the model read pointers in place of some of them.
             max_tokens: most tokens of the reply; None: the host's limit.
             temperature: of the sampling.
             tools: that the model may call.

@@ -219,6 +219,25 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Paged:
+    """A result of a tool in place of which a model read a pointer; `rf.artifacts.get(name)` gives it back.
+
+    Attributes:
+        name: of the artifact that keeps it.
+        ref: SHA-256 of its content.
+        size_bytes: size of its content.
+        message: index of its message in `messages`.
+        part: index of the part of that message's content that holds it; -1: the message itself does.
+    """
+
+    name: str
+    ref: str
+    size_bytes: int
+    message: int
+    part: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """A model's reply.
 
@@ -233,6 +252,9 @@ class Completion:
         completion_tokens: tokens written.
         estimated: whether the host gave no usage, so that the kernel counted.
         cost_usd: by the declared price.
+        paged: results of tools that left the prompt so that it fits, oldest first.
+        counted_tokens: tokens of the prompt as the kernel counted them before it was sent.
+        tokenizer: what they were counted with.
     """
 
     text: str
@@ -245,3 +267,6 @@ class Completion:
     completion_tokens: int
     estimated: bool
     cost_usd: float
+    paged: tuple[Paged, ...] = ()
+    counted_tokens: int = 0
+    tokenizer: str = ""

@@ -15,6 +15,7 @@ A body is a module with the name of its row (`fs_read` for `fs.read`) and these 
     async def prepare(call, arguments) -> Atomic   # optional, ATOMIC rows: in place of transaction, before every try
     async def settle(call, arguments, done) -> None    # with prepare: what was committed, or None where nothing was
     async def locate(arguments, env) -> Plan | None    # optional: the plan again, once it is known what the arguments name
+    async def measure(call, arguments, window) -> Plan  # optional: the plan of an allowed call again, with what it takes
 
 The table checks all of it at boot, field by field against the descriptor.
 """
@@ -39,6 +40,18 @@ from ringfence.syscalls.lent import AsyncLock, Lent
 
 if TYPE_CHECKING:
     from ringfence.syscalls.sql_target.records import Touched
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model may be sent at most.
+
+    Attributes:
+        max_tokens: of one prompt; None: any.
+        page: whether results of tools leave a prompt that is longer.
+    """
+
+    max_tokens: int | None = None
+    page: bool = False
 
 
 class Effect(Enum):
@@ -86,7 +99,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         effect: raised above the row's for this call, or None.
         idempotent: False for an external call whose resource takes no key; recovery then reports it as unknown.
         reserve: amounts of totals (`tokens`, `usd`) that the call may take at most; reserved before it runs.
-        context_tokens: tokens that are sent to a model, for the context quota; 0: none are.
         data: whatever `run` wants to find again in `call.plan.data`.
     """
 
@@ -95,7 +107,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     effect: Effect | None = None
     idempotent: bool = True
     reserve: Mapping[str, float] = NOTHING_RESERVED
-    context_tokens: int = 0
     data: Any = None
 
 

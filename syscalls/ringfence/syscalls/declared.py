@@ -70,6 +70,7 @@ class LlmResource:
         price_output: the same for tokens written.
         max_output: most tokens of one reply.
         limit_key: the request's key that carries the limit of a reply.
+        tokenizers: `(model pattern, tokenizer)`, first match counts; a model that none names is known by its name.
         external: whether a call counts as leaving the system.
         untrusted: whether what it answers taints an agent.
         timeout_s: longest wait for an answer, or for the next part of a streamed one.
@@ -86,6 +87,7 @@ class LlmResource:
     price_output: float = 0.0
     max_output: int = 4096
     limit_key: str = "max_tokens"
+    tokenizers: Sequence[tuple[str, str]] = ()
     external: bool = False
     untrusted: bool = False
     timeout_s: float = 30.0

@@ -94,6 +94,14 @@ class Artifacts(Protocol):
         """
         ...
 
+    async def keep_page(self, data: bytes, page: ArtifactFound, step: int) -> None:
+        """Store bytes under a name that is theirs alone, where they are not kept under it already.
+
+        Raises:
+            CallFailed: they can't be kept.
+        """
+        ...
+
     async def find(self, name: str, ref: str, version: int) -> ArtifactFound | None:
         """Find an artifact of this agent by name, or by reference where one is given. Version 0: the newest."""
         ...

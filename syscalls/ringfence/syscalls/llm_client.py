@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import unicodedata
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import httpx
@@ -20,6 +20,8 @@ from ringfence.syscalls.declared import LlmResource
 from ringfence.syscalls.errors import CallFailed, QuotaExceeded, ReplyCut
 from ringfence.syscalls.http_client import BODY_BYTES_MAX, Sent, client_of, reason_of
 from ringfence.syscalls.http_reach import deliver, reachable
+from ringfence.syscalls.llm_ledger import closeness_of
+from ringfence.syscalls.llm_paging import Page
 from ringfence.syscalls.llm_reply import Reply, Stream, decode, error_of, whole
 from ringfence.syscalls.redaction import Redactor, redactor_for
 
@@ -39,17 +41,27 @@ class Ask:
 
     Attributes:
         resource: the host.
-        body: the request as JSON.
-        prompt_tokens: what is sent, counted.
+        model: that is asked.
+        body: the request as JSON; empty until it is measured.
+        prompt_tokens: what is sent, as it is reserved.
+        raw_tokens: the same as it was counted.
+        tokenizer: what it was counted with.
         max_tokens: most tokens of the reply.
         stream: whether the reply is sent in parts.
+        pages: results of tools that left the prompt.
+        left: their bytes, by the artifact's name.
     """
 
     resource: LlmResource
+    model: str
     body: bytes
     prompt_tokens: int
+    raw_tokens: int = 0
+    tokenizer: str = ""
     max_tokens: int
     stream: bool
+    pages: Sequence[Page] = ()
+    left: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
     def worst(self) -> Mapping[str, float]:
         """What it takes at most, by total."""
@@ -248,6 +260,9 @@ def _settle(call: Call, wanted: Ask, reply: Reply) -> Settled:
     completion = reply.counted if usage is None else usage.completion
     amounts = wanted.amounts(prompt, completion)
     call.settle(amounts)
+    if usage is not None:
+        closeness = closeness_of(wanted.resource.name, wanted.resource.base, wanted.model)
+        closeness.told(wanted.raw_tokens, usage.prompt, wanted.tokenizer)
     return Settled(
         reply=reply, prompt=prompt, completion=completion, estimated=usage is None, usd=amounts["usd"]
     )

@@ -6,14 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from ringfence.policy.matcher import match_name
-from ringfence.syscalls.base import Effect, Plan, Question
+from ringfence.policy.tokenizers import tokenizer_of
+from ringfence.policy.types import Verdict
+from ringfence.syscalls.base import Effect, Plan, Question, Window
 from ringfence.syscalls.declared import LlmResource
-from ringfence.syscalls.errors import InvalidRequest, NoSuchResource
+from ringfence.syscalls.errors import InvalidRequest, NoSuchResource, QuotaExceeded
+from ringfence.syscalls.lent import ArtifactFound
 from ringfence.syscalls.llm_client import Ask, ask
-from ringfence.syscalls.llm_tokens import count_prompt
+from ringfence.syscalls.llm_counting import counting
+from ringfence.syscalls.llm_ledger import closeness_of
+from ringfence.syscalls.llm_paging import Counted, Page, Request, apply
 from ringfence.syscalls.refusals import refuse_unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ringfence.syscalls.base import Call, Env
 
 
@@ -34,6 +41,16 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     seed: int | None = None
 
 
+class PagedResult(msgspec.Struct, frozen=True):
+    """A result of a tool in place of which the model read a pointer."""
+
+    name: str
+    ref: str
+    size_bytes: int
+    message: int
+    part: int
+
+
 class Result(msgspec.Struct, frozen=True):
     """The reply, and what it was charged."""
 
@@ -46,10 +63,13 @@ class Result(msgspec.Struct, frozen=True):
     completion_tokens: int
     estimated: bool
     cost_usd: float
+    paged: list[PagedResult]
+    counted_tokens: int
+    tokenizer: str
 
 
 def plan(arguments: Arguments, env: Env) -> Plan:
-    """Find the host, count the prompt and reserve the most that the call can take.
+    """Find the host. What the prompt takes is found by `measure`, for calls that are allowed.
 
     Raises:
         InvalidRequest: no model, no messages, or a reply longer than the host's limit.
@@ -70,24 +90,125 @@ def plan(arguments: Arguments, env: Env) -> Plan:
             "ask for less, or the operator raises `max_output`"
         )
     limit = arguments.max_tokens or resource.max_output
-    prompt = count_prompt(
-        arguments.messages, arguments.tools, arguments.tool_choice, arguments.response_format
-    )
     wanted = Ask(
         resource=resource,
-        body=_body(arguments, resource, limit),
-        prompt_tokens=prompt,
+        model=arguments.model,
+        body=b"",
+        prompt_tokens=0,
         max_tokens=limit,
         stream=arguments.stream,
     )
+    return _plan(arguments, wanted)
+
+
+def _plan(arguments: Arguments, wanted: Ask) -> Plan:
     return Plan(
         resource=arguments.model,
         questions=(Question(action="llm.complete", resource=arguments.model),),
-        effect=Effect.EXTERNAL if resource.external else None,
+        effect=Effect.EXTERNAL if wanted.resource.external else None,
         reserve=wanted.worst(),
-        context_tokens=prompt,
         data=wanted,
     )
+
+
+async def measure(call: Call, arguments: Arguments, window: Window) -> Plan:
+    """Count the prompt, page results of tools out of it where it is too long, and reserve the most that the call can take.
+
+    A call that a kernel died over sends what it had paged out then: its progress says what that was.
+
+    Raises:
+        InvalidRequest: the messages can't be counted.
+        CallFailed: they can't be counted now.
+        QuotaExceeded: the prompt is too long, whatever leaves it; nothing was sent.
+    """
+    wanted: Ask = call.plan.data
+    tokenizer = tokenizer_of(arguments.model, wanted.resource.tokenizers)
+    closeness = closeness_of(wanted.resource.name, wanted.resource.base, arguments.model)
+    request = Request(
+        tokenizer=tokenizer,
+        messages=arguments.messages,
+        tools=arguments.tools,
+        tool_choice=arguments.tool_choice,
+        response_format=arguments.response_format,
+        factor=closeness.factor,
+        limit=window.max_tokens,
+        page=window.page,
+    )
+    messages: Sequence[Any] = arguments.messages
+    earlier = _earlier(call, arguments)
+    if earlier is None:
+        counted = await counting().count(request)
+        _check(counted, window)
+        pages = counted.pages
+        await _readable(call, pages)
+        messages, left = apply(arguments.messages, pages)
+    else:
+        pages = earlier
+        messages, left = apply(arguments.messages, pages)
+        counted = await counting().count(msgspec.structs.replace(request, messages=messages, limit=None))
+    return _plan(
+        arguments,
+        Ask(
+            resource=wanted.resource,
+            model=arguments.model,
+            body=_body(arguments, messages, wanted.resource, wanted.max_tokens),
+            prompt_tokens=counted.tokens,
+            raw_tokens=counted.raw,
+            tokenizer=tokenizer,
+            max_tokens=wanted.max_tokens,
+            stream=wanted.stream,
+            pages=tuple(pages),
+            left=left,
+        ),
+    )
+
+
+def _earlier(call: Call, arguments: Arguments) -> list[Page] | None:
+    """What a dead kernel had paged out for the same call; None: it had not come so far."""
+    if call.progress is None:
+        return None
+    pages = msgspec.json.decode(call.progress, type=list[Page])
+    try:
+        apply(arguments.messages, pages)
+    except (ValueError, LookupError, TypeError):
+        # An operator has put other arguments in place of the agent's.
+        return None
+    return pages
+
+
+def _check(counted: Counted, window: Window) -> None:
+    limit = window.max_tokens
+    if limit is None or counted.tokens <= limit:
+        return
+    what = f"the prompt has {counted.whole} tokens and `budgets.context.max_tokens` is {limit}"
+    if counted.pages:
+        what += f"; with all {len(counted.pages)} earlier results of tools paged out it still has {counted.tokens}"
+    elif window.page:
+        what += "; no earlier result of a tool could be paged out of it"
+    raise QuotaExceeded(
+        f"{what}; nothing was sent: send fewer or shorter messages, or raise the limit in the manifest and submit it again",
+        quota="context",
+        limit=str(limit),
+        used=str(counted.whole),
+        paged=str(counted.tokens),
+    )
+
+
+async def _readable(call: Call, pages: Sequence[Page]) -> None:
+    """Hold that the agent may read again what leaves its prompt.
+
+    Raises:
+        QuotaExceeded: it may not, so nothing is paged out.
+    """
+    if not pages:
+        return
+    (verdict,) = await call.judge((Question(action="artifacts.get", resource=pages[0].name),))
+    if verdict is not Verdict.ALLOW:
+        raise QuotaExceeded(
+            "the prompt is longer than `budgets.context.max_tokens`, and nothing was paged out or sent: a rule keeps the agent "
+            'from reading it again; allow `artifacts.get: "paged.*"`, also to who spawned it, or send fewer or shorter messages',
+            quota="context",
+        )
 
 
 def _host(arguments: Arguments, env: Env) -> LlmResource:
@@ -112,10 +233,10 @@ def _host(arguments: Arguments, env: Env) -> LlmResource:
     return next(iter(serving.values()))
 
 
-def _body(arguments: Arguments, resource: LlmResource, limit: int) -> bytes:
+def _body(arguments: Arguments, messages: Sequence[Any], resource: LlmResource, limit: int) -> bytes:
     document: dict[str, Any] = {
         "model": arguments.model,
-        "messages": arguments.messages,
+        "messages": messages,
         # INVARIANT: the host is told the limit that was reserved, or a reply could cost more than that.
         resource.limit_key: limit,
     }
@@ -131,6 +252,9 @@ def _body(arguments: Arguments, resource: LlmResource, limit: int) -> bytes:
 
 async def run(call: Call, arguments: Arguments) -> Result:
     """Ask once, and again only where the host asks to wait; see `ask` for how it can fail."""
+    wanted: Ask = call.plan.data
+    if wanted.pages:
+        await _page_out(call, wanted)
     settled = await ask(call)
     reply = settled.reply
     return Result(
@@ -143,4 +267,25 @@ async def run(call: Call, arguments: Arguments) -> Result:
         completion_tokens=settled.completion,
         estimated=settled.estimated,
         cost_usd=settled.usd,
+        paged=[
+            PagedResult(p.name, p.ref, p.size_bytes, message=p.message, part=p.part) for p in wanted.pages
+        ],
+        counted_tokens=wanted.prompt_tokens,
+        tokenizer=wanted.tokenizer,
     )
+
+
+async def _page_out(call: Call, wanted: Ask) -> None:
+    """Keep what leaves the prompt.
+
+    INVARIANT: it is durable, and the journal says what it is, before a prompt without it is sent.
+    """
+    for page in wanted.pages:
+        artifact = ArtifactFound(
+            name=page.name, version=0, ref=page.ref, media_type=page.media_type, size_bytes=page.size_bytes
+        )
+        await call.env.artifacts.keep_page(wanted.left[page.name], artifact, call.step)
+        await call.failpoint("page_kept")
+    if call.progress is None:
+        await call.record(msgspec.json.encode(wanted.pages))
+    await call.failpoint("paged_out")

@@ -1,8 +1,7 @@
-"""Counts tokens before they are sent, without a vocabulary: an estimate that leans upwards.
+"""Counts tokens without a vocabulary: an estimate that leans upwards.
 
-Which tokenizer a model uses is its host's business; only the usage in its reply is exact, and that is what a call is
-settled by. This count decides what is reserved before the send, whether a prompt fits the context quota, and what a
-cut stream is charged where no usage came. Measured against the vocabularies o200k and cl100k it is 1.1 to 1.6 times
+For models whose tokenizer nobody has named, and for what a cut stream is charged where no usage came: the reply's model
+may be another than the one that was asked. Measured against the vocabularies o200k and cl100k it is 1.1 to 1.6 times
 their count for English, code and JSON, more for other scripts, and not below it for encoded bytes.
 """
 
@@ -11,18 +10,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Final, cast
 
 WORD_LETTERS: Final = 5
 NUMBER_DIGITS: Final = 3
 DENSE_BYTES: Final = 1.3
 ASTRAL: Final = 4
-MESSAGE_TOKENS: Final = 4
-"""What a chat template adds around each message."""
-REPLY_TOKENS: Final = 3
-"""What it adds for the reply to begin."""
 IMAGE_TOKENS: Final = 2048
 """An image is not text: about the most that hosts count for one."""
+LOW_DETAIL_TOKENS: Final = 85
+"""For one that is asked for in low detail."""
 
 _PIECE: Final = re.compile(
     r"(?P<dense>[A-Za-z0-9+/=]{24,})|(?P<word>[A-Z]?[a-z]+|[A-Z]+)|(?P<number>\s?\d+)|(?P<space>\s+)"
@@ -73,12 +70,3 @@ def count_value(value: object) -> int:
     if isinstance(value, Sequence):
         return 1 + sum(map(count_value, cast("Sequence[object]", value)))
     return 0 if value is None else count_text(str(value))
-
-
-def count_prompt(messages: Sequence[Any], *more: object) -> int:
-    """Estimate the tokens of what is sent: the messages, and whatever else the model reads, such as tools."""
-    return (
-        REPLY_TOKENS
-        + sum(MESSAGE_TOKENS + count_value(message) for message in messages)
-        + sum(count_value(item) for item in more if item)
-    )

@@ -68,6 +68,7 @@ class Row:
         waits: whether the body has a `wait`, which goes before every try of its atomic work.
         prepares: whether the body has a `prepare`, which makes ready what its atomic work needs, and a `settle`.
         locates: whether the body has a `locate`, which finds out what the arguments name.
+        measures: whether the body has a `measure`, which finds out what an allowed call takes.
     """
 
     action: str
@@ -87,6 +88,7 @@ class Row:
     waits: bool = False
     prepares: bool = False
     locates: bool = False
+    measures: bool = False
 
 
 def body_name(action: str) -> str:
@@ -203,6 +205,7 @@ def _build_row(
         waits=recovery is Recovery.ATOMIC and hasattr(body, "wait"),
         prepares=recovery is Recovery.ATOMIC and hasattr(body, "prepare"),
         locates=hasattr(body, "locate"),
+        measures=hasattr(body, "measure"),
     )
     return row, faults
 
@@ -227,6 +230,8 @@ def _check_functions(body: ModuleType, recovery: Recovery) -> Iterable[str]:
         awaited.append(("run", 2))
     if hasattr(body, "locate"):
         awaited.append(("locate", 2))
+    if hasattr(body, "measure"):
+        awaited.append(("measure", 3))
     if recovery is Recovery.REPEAT and hasattr(body, "run_at_once"):
         plain += [("plan_at_once", 2), ("run_at_once", 2)]
     if recovery in _RECOVERS:

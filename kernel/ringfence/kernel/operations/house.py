@@ -13,6 +13,7 @@ from ringfence.kernel.problems import Problem, bad_usage
 from ringfence.kernel.resources import ResourceError, Resources
 from ringfence.kernel.revocation import settle_affected
 from ringfence.kernel.secrets import BadSecret, NoSuchSecret, SecretsError
+from ringfence.syscalls.llm_ledger import accounts
 
 
 async def status(kernel: Kernel) -> dict[str, Any]:
@@ -41,6 +42,20 @@ async def status(kernel: Kernel) -> dict[str, Any]:
             "error": resources.error or None,
             "unavailable": resources.unavailable(),
         },
+        "models": [
+            {
+                "resource": one.resource,
+                "model": one.model,
+                "tokenizer": one.tokenizer,
+                "calls": one.calls,
+                "counted_tokens": one.counted,
+                "actual_tokens": one.actual,
+                "ratio": None if one.ratio is None else round(one.ratio, 4),
+                "worst": None if one.worst is None else round(one.worst, 4),
+                "factor": round(one.factor, 4),
+            }
+            for one in accounts()
+        ],
         "telemetry": {
             "traces": kernel.telemetry.traces,
             "metrics": kernel.telemetry.metrics,

@@ -1,4 +1,4 @@
-"""PostgreSQL for tests: one embedded server a session, one migrated database a test."""
+"""PostgreSQL for tests: one embedded server a process of pytest, one migrated database a test."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from psycopg import sql
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator, Iterator
 
+    from support.workers import Files
+    from xdist.remote import Producer
+
 T = TypeVar("T")
 
 _TEMPLATE = "ringfence_template"
@@ -31,6 +34,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.postgres)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Files:
+    """With `-n` the tests of a file stay together, since they share kernels."""
+    # Only here: without `-n` nothing of it is needed.
+    from support.workers import Files
+
+    return Files(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

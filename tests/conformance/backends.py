@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ORDINARY_UID = 47110
-AGENT_UID = 247110
+# Processes of pytest beside each other have users of their own: some limits count what a user has on the whole host.
+UIDS_ON = 1000 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+ORDINARY_UID = 47110 + UIDS_ON
+AGENT_UID = 247110 + UIDS_ON
 RANGED_USER = "ringfence-ci"
 """An ordinary user with ranges of sub-uids, as .ci/run makes it."""
 PYTHON = shutil.which("python3", path="/usr/local/bin:/usr/bin") or ""

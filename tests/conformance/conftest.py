@@ -406,7 +406,7 @@ async def exec_place() -> AsyncIterator[Path]:
         path.write_text(text)
     if os.geteuid() == 0:
         for path in (workspace, *workspace.rglob("*")):
-            os.chown(path, 247111, 247111)
+            os.chown(path, exec_call.AGENT_UID, exec_call.AGENT_UID)
     yield top
     while exec_call.BACKENDS:
         await exec_call.BACKENDS.pop().close()

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from backends import UIDS_ON
 from ringfence.kernel.journal.blobs import Blobs
 from ringfence.policy.engine import AgentPolicy
 from ringfence.policy.rules import parse_rule
@@ -30,7 +31,7 @@ from ringfence.sandbox.workspace import Workspace
 from ringfence.syscalls import errors, exec_run
 from ringfence.syscalls.base import Effect, Question
 
-AGENT_UID = 247111
+AGENT_UID = 247111 + UIDS_ON
 BACKENDS: list[NativeSandbox] = []
 """All that were made here; `exec_place` closes them."""
 ALLOW_ALL = ['exec.run: "*"', 'fs.*: "/workspace/**"']

@@ -88,6 +88,7 @@ print(time.monotonic() - began)
 """
 
 
+@pytest.mark.alone  # what others use of the processors, neither of its processes wants
 def test_processor_limit_is_of_the_whole_tree(box: Box) -> None:
     walls = {wall["name"]: wall for wall in box.host.call("walls")}
     if walls.get("cpu", {"form": ""})["form"] == "shared":

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conformance.backends import UIDS_ON
 from security.escapes.attempts.base import MARKED, TABLE, Attempt
 from security.escapes.stage.weaken import weaken
 
 # Of no other test: some attempts use up what is counted by uid.
-AGENT_UID, ORDINARY_UID, APART_UID = 247300, 47300, 47301
+AGENT_UID, ORDINARY_UID, APART_UID = (uid + UIDS_ON for uid in (247300, 47300, 47301))
 LIMITS = {"memory_bytes": 256 << 20, "pids": 64, "disk_bytes": 256 << 20, "timeout_s": 100.0}
 MASKS = ["/workspace/private/key", "/workspace/private/old", "/workspace/hidden"]
 MARKED_FILTER = frozenset({"marked filter"})

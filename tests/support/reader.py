@@ -24,6 +24,9 @@ spec:
     crm: {{type: postgres, dsn: {{secret: crm-dsn}}}}
     rates: {{type: http, base: "{base}/v1", auth: {{bearer: {{secret: rates-token}}}}}}
     plain: {{type: http, base: "{base}/plain"}}
+  budgets:
+    fleet: {{total: {{calls: 100k/d}}}}
+    team=billing: {{total: {{usd: 50/d}}}}
 """
 MANIFEST = """apiVersion: ringfence/v1
 kind: Agent

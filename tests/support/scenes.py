@@ -40,13 +40,14 @@ def manifest_of(
     allow: Iterable[str] = (),
     ask: Iterable[str] = (),
     deny: Iterable[str] = (),
+    labels: str = "",
     more: str = "",
 ) -> str:
     """A manifest; rules are lines such as `fs.read: "/workspace/**"`, `more` are further keys of `spec`."""
     lines = [
         "apiVersion: ringfence/v1",
         "kind: Agent",
-        f"metadata: {{name: {name}}}",
+        f"metadata: {{name: {name}, labels: {{{labels}}}}}",
         "spec:",
         f"  run: {{command: {json.dumps(command)}}}",
         "  permissions:",

@@ -27,7 +27,7 @@ def totals(spent: dict[str, float] | None = None) -> Budgets:
 
 
 def flight_of(budgets: Budgets, effect: Effect) -> Flight:
-    thread: Any = SimpleNamespace(budgets=budgets, generation=1)
+    thread: Any = SimpleNamespace(budgets=budgets, pools=None, generation=1)
     row: Any = SimpleNamespace(effect=effect)
     core: Any = None
     return Flight(

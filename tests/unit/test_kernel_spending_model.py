@@ -28,7 +28,9 @@ class Lives(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.thread: Any = SimpleNamespace(budgets=Budgets("bot", Limits(total={"tokens": LIMIT}), None, {}))
+        self.thread: Any = SimpleNamespace(
+            budgets=Budgets("bot", Limits(total={"tokens": LIMIT}), None, {}), pools=None
+        )
         self.flying: list[Spending] = []
         self.intents: dict[int, float] = {}
         self.outcomes: dict[int, float] = {}

@@ -12,11 +12,12 @@ TEXT = (Path(__file__).parents[2] / "docs" / "manifest.md").read_text(encoding="
 
 
 def test_both_examples_are_accepted_and_supported() -> None:
-    manifest, conditions, kernel_file, undo = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+    manifest, conditions, pools, kernel_file, undo = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
     assert parse_manifest(manifest).unsupported() == []
     spec = manifest.partition("  when:")[0] + "".join(f"  {line}\n" for line in conditions.splitlines())
     assert len(parse_manifest(spec).when) == 9
     assert set(parse_kernel_file(kernel_file).roles) == {"reader", "clerk"}
+    assert set(parse_kernel_file(pools).pools) == {"fleet", "team=billing", "env=prod,team=billing"}
     drive = parse_kernel_file(
         f"apiVersion: ringfence/v1\nkind: Kernel\nspec:\n  resources:\n{undo}"
     ).resources["drive"]

@@ -22,32 +22,82 @@ _SET_WORDS = 3
 
 @commands.add(
     "budget",
+    "ringfence budget",
     "ringfence budget invoice-bot",
     "ringfence budget invoice-bot set tokens 500k",
     "ringfence budget invoice-bot set http.get 20/s",
     "ringfence budget invoice-bot set usd manifest",
+    "ringfence budget --label team=billing set usd 80",
+    "ringfence budget --fleet set calls file",
 )
-@click.argument("agent")
-@click.argument("change", nargs=-1, metavar="[set NAME VALUE]")
-def budget(session: Session, agent: str, change: tuple[str, ...]) -> int:
+@click.option(
+    "--label",
+    metavar="KEY=VALUE",
+    help="The budget of all agents with this label; `k=v,k=v`: with all of them.",
+)
+@click.option("--fleet", is_flag=True, help="The budget of all agents together.")
+@click.argument("words", nargs=-1, metavar="[AGENT] [set NAME VALUE]")
+def budget(session: Session, words: tuple[str, ...], label: str | None, *, fleet: bool) -> int:
     """Show what is used and left; `set` changes a limit as it runs.
 
-    An agent that was parked for it goes on.
+    Agents that were parked for it go on. Without an agent: the budgets that agents have together, as the kernel file
+    declares them.
 
-    NAME is calls, tokens, usd or destructive, or an action with a rate. VALUE `manifest` goes back to the manifest's.
+    NAME is calls, tokens, usd or destructive, or an action with a rate. VALUE `manifest` goes back to the manifest's, and
+    `file` to the kernel file's.
     """
+    if label is not None and fleet:
+        raise ConsoleError("give `--label` or `--fleet`, not both", ExitCode.USAGE)
+    pool = "fleet" if fleet else label or ""
+    agent, change = ("", words) if pool or not words else (words[0], words[1:])
     if change and (len(change) != _SET_WORDS or change[0] != "set"):
         raise ConsoleError(
             f"`{' '.join(change)}` is no change; write `set NAME VALUE`, such as `set tokens 500k`",
             ExitCode.USAGE,
         )
     name, value = change[1:] if change else ("", "")
-    document = session.client().call("Budget", agent=agent, name=name, value=value)
+    document = session.client().call("Budget", agent=agent, name=name, value=value, pool=pool)
     if session.as_json:
         render.emit(document)
-    else:
+        return ExitCode.OK
+    if agent:
         _print(document)
+    pools = records(document, "pools")
+    if pools:
+        if agent:
+            render.say()
+        print_pools(pools)
+    elif not agent:
+        render.say("no budgets of many agents together; declare them in the kernel file under `spec.budgets`")
     return ExitCode.OK
+
+
+def print_pools(pools: Sequence[Mapping[str, Any]]) -> None:
+    """Budgets that agents have together."""
+    columns = (
+        Column(title="TOGETHER", flex=True),
+        Column(title="BUDGET"),
+        Column(title="LIMIT", right=True),
+        Column(title="USED", right=True),
+        Column(title="RESERVED", right=True, spare=True),
+        Column(title="LEFT", right=True),
+        Column(title="RESETS", spare=True),
+        Column(title="FROM", spare=True),
+    )
+    rows = [
+        (
+            safe(pool.get("pool", "")),
+            safe(pool.get("name", "")),
+            number(pool.get("limit")) + (f" a {pool['period']}" if pool.get("period") else ""),
+            number(pool.get("used")),
+            number(pool.get("reserved") or None),
+            number(pool.get("left")),
+            safe(pool.get("resets_at") or "never"),
+            safe(pool.get("origin", "")),
+        )
+        for pool in pools
+    ]
+    render.table(columns, rows)
 
 
 def _print(document: Mapping[str, Any]) -> None:

@@ -11,13 +11,18 @@ import time
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
 from ringfence.kernel.journal.types import EpochMoved
+from ringfence.kernel.pool_shares import Member
+from ringfence.kernel.pool_words import waiting_text
 from ringfence.kernel.replay import Unfinished
 from ringfence.kernel.settled import reserved_amounts, used_grants
 from ringfence.policy.types import Verdict
 from ringfence.syscalls.base import Effect, NeedsApproval, Recovery
+from ringfence.syscalls.errors import BudgetExhausted
 
 WITH_DESTRUCTION = ("calls", "destructive")
 WITHOUT = ("calls",)
+MAY_DESTROY = frozenset({"exec.run"})
+"""Actions that are known to destroy something only when they have run."""
 
 
 class Admission:
@@ -56,6 +61,43 @@ class Admission:
             flight.reserve(name)
         for name, amount in flight.plan.reserve.items():
             flight.reserve(name, amount)
+
+    async def fund(self, flight: Flight) -> None:
+        """See to it that `reserve` finds what it needs.
+
+        Raises:
+            QuotaExceeded: the prompt is too long.
+            BudgetExhausted: a pool of many agents has not enough.
+            JournalUnavailable: the database, which knows the pools, is away.
+        """
+        while True:
+            if flight.plan.reserve:
+                await self.make_room(flight)
+            if flight.thread.pools is None or not await self._draw(flight, flight.thread.pools):
+                return
+
+    async def _draw(self, flight: Flight, member: Member) -> bool:
+        """Have the shares of pools cover a call. Returns whether that took time."""
+        pools, waited = self._core.pools, False
+        patient = flight.thread.manifest.budgets.on_exhausted == "park"
+        if flight.row.action in MAY_DESTROY and not flight.ahead and "destructive" not in flight.reserved:
+            try:
+                waited = await pools.ensure(member, {"destructive": 1.0}, deadline_s=0.0, patient=False)
+                flight.ahead, flight.lacks = member.draw("destructive"), None
+            except BudgetExhausted as error:
+                flight.lacks = error
+        counted = WITH_DESTRUCTION if flight.effect is Effect.DESTROY else WITHOUT
+        needs: dict[str, float] = {**dict.fromkeys(counted, 1.0), **flight.plan.reserve}
+        wanted = {name: amount for name, amount in needs.items() if name not in flight.reserved}
+        try:
+            return await pools.ensure(member, wanted, deadline_s=flight.deadline_s, patient=patient) or waited
+        except BudgetExhausted as error:
+            facts = error.metadata
+            member.asked = float(facts["asked"])
+            small = member.asked > float(facts["limit"]) and float(facts["left"]) > 0
+            # A call that asks for more than the whole pool has to ask for less: nobody is parked for it.
+            flight.spent = "" if small else waiting_text(facts["budget"], facts["pool"], facts["reset"])
+            raise
 
     @staticmethod
     async def make_room(flight: Flight) -> None:
@@ -106,4 +148,6 @@ class Admission:
         destroys = intent.effect == Effect.DESTROY.name
         flight.reserved = dict.fromkeys(WITH_DESTRUCTION if destroys else WITHOUT, 1.0)
         flight.reserved |= reserved_amounts(intent)
+        if flight.thread.pools is not None:
+            flight.drawn = flight.thread.pools.attach(flight.reserved)
         flight.rerun = flight.row.recovery is Recovery.KEYED and not destroys

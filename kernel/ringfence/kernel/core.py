@@ -27,6 +27,7 @@ from ringfence.kernel.journal.types import (
 )
 from ringfence.kernel.journal.writer import Journal
 from ringfence.kernel.mailboxes import Mailboxes
+from ringfence.kernel.pools import Pools
 from ringfence.kernel.thread import Thread
 from ringfence.syscalls.base import Atomic
 from ringfence.syscalls.errors import Fenced, InvalidRequest, JournalUnavailable
@@ -83,10 +84,12 @@ class Core:
     over: bool = False
     telemetry: Recorder | None = None
     approvals: Approvals = field(init=False)
+    pools: Pools = field(init=False)
 
     def __post_init__(self) -> None:
         """Make what follows from the other parts."""
         self.approvals = Approvals(self)
+        self.pools = Pools(self.store, self.kernel)
         self.mailboxes = Mailboxes(self.store, self.kernel)
 
     async def append(self, entry: Entry) -> Any:
@@ -139,6 +142,7 @@ class Core:
         lapsed = self.lease.expired
         renewed = await self.store.heartbeat(self.kernel, self.fence, LEASE_S)
         if renewed and lapsed:
+            self.pools.distrust()
             # A revocation does not wait for a kernel without a lease: nothing may start before the epochs are read again.
             for thread in list(self.threads.values()):
                 await thread.refresh(None)

@@ -326,8 +326,8 @@ class Dispatcher:
         wait = thread.budgets.rate_wait(row.action, flight.deadline_s)
         if wait > 0:
             await self._admission.wait(flight, wait)
-        if flight.plan.reserve:
-            await self._admission.make_room(flight)
+        if flight.plan.reserve or thread.pools is not None:
+            await self._admission.fund(flight)
         self._admission.reserve(flight)
         if flight.owes_uses:
             await flight.use_grants()

@@ -97,6 +97,8 @@ def room_again(thread: Thread, answer: Answer) -> bool:
     if not isinstance(answer.failure, BudgetExhausted):
         return False
     facts = answer.failure.metadata
+    if "pool" in facts:
+        return False  # looked at from time to time, see `operations.pools.wake`
     return thread.budgets.fits(facts["budget"], float(facts["asked"]))
 
 

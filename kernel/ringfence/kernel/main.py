@@ -33,6 +33,7 @@ from ringfence.kernel.journal.writer import Journal
 from ringfence.kernel.leases import Heartbeat
 from ringfence.kernel.leftovers import open_backends, remove_run, short_run_dir
 from ringfence.kernel.operations.kernel import Kernel
+from ringfence.kernel.operations.pools import wake
 from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.postgres import EmbeddedPostgres, PostgresError
 from ringfence.kernel.processes import Processes
@@ -262,6 +263,7 @@ async def compose(
         kernel=key,
         fence=fence,
     )
+    await core.pools.relimit(resources.file.pools)
     telemetry = open_telemetry(core, str(key), stack)
     ownership = Ownership(core=core, layout=layout, resources=resources, backends=backends)
     backends.file = lambda: ownership.resources.file
@@ -349,6 +351,7 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await core.pools.close()
         with contextlib.suppress(JournalError):
             await kernel.anchor.sign_heads(core.journal, core.store)
         await core.close()
@@ -359,6 +362,8 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
         asyncio.create_task(heartbeat.run(), name="ringfence heartbeat"),
         asyncio.create_task(kernel.anchor.run(core.journal, core.store), name="ringfence anchor"),
     ]
+    core.pools.on_look = functools.partial(wake, kernel)
+    tasks.append(asyncio.create_task(core.pools.run(), name="ringfence pools"))
     stack.push_async_callback(close)
     await core.mailboxes.open()
     kernel.scheduler.timers.start()

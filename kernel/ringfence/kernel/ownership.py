@@ -107,6 +107,8 @@ class Ownership:
             next_step=int(counts.get("max_step", 0)) + 1,
             reload=self._reload,
         )
+        labels = (manifest.labels, *(parsed(one).labels for one in above))
+        thread.pools = await self.core.pools.adopt(record.key, labels)
         thread.environment.nursery.thread = thread
         thread.environment.known = lambda: known_at_once(thread)
         thread.steps = int(counts.get("max_step", 0))

@@ -30,9 +30,7 @@ TOLD_BYTES_MAX: Final = 16 << 10
 def parks(flight: Flight, error: SyscallError) -> str:
     """What the agent of a failed call is to be parked for; empty: its program hears of it."""
     wanted = flight.thread.manifest.budgets.on_exhausted == "park"
-    return (
-        f"budget `{flight.spent}`" if wanted and flight.spent and isinstance(error, BudgetExhausted) else ""
-    )
+    return flight.spent if wanted and isinstance(error, BudgetExhausted) else ""
 
 
 async def held(thread: Thread) -> bool:

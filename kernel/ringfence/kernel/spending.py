@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 from ringfence.kernel.budgets import AMOUNTS
+from ringfence.kernel.pool_shares import Drawn, release, settle
 from ringfence.syscalls.errors import BudgetExhausted
 
 if TYPE_CHECKING:
@@ -20,10 +21,13 @@ class Spending:
         reserved: what it holds, by total.
         settled: what it is known to have taken of tokens and dollars; None: nobody said yet.
         again: whether an attempt under the same intent died with its kernel.
-        spent: the total that did not cover the call and has to be raised by a person; empty: none.
+        spent: the budget that did not cover the call and has to be raised by a person, as the agent waits for it; empty: none.
+        drawn: what it holds of pools.
+        ahead: what it holds of pools in case that it turns out to be destructive.
+        lacks: why a pool did not give that.
     """
 
-    __slots__ = ("again", "reserved", "settled", "spent", "thread")
+    __slots__ = ("again", "ahead", "drawn", "lacks", "reserved", "settled", "spent", "thread")
 
     def __init__(self, thread: Thread) -> None:
         self.thread = thread
@@ -31,6 +35,9 @@ class Spending:
         self.settled: Mapping[str, float] | None = None
         self.again = False
         self.spent = ""
+        self.drawn: Drawn = []
+        self.ahead: Drawn = []
+        self.lacks: BudgetExhausted | None = None
 
     def reserve(self, name: str, amount: float = 1.0) -> None:
         """Reserve of a total for this call, once.
@@ -43,9 +50,23 @@ class Spending:
         try:
             self.thread.budgets.reserve(name, amount)
         except BudgetExhausted:
-            self.spent = "" if self.thread.budgets.oversized(name, amount) else name
+            self.spent = "" if self.thread.budgets.oversized(name, amount) else f"budget `{name}`"
             raise
+        if self.thread.pools is not None:
+            self._draw(name, amount)
         self.reserved[name] = amount
+
+    def _draw(self, name: str, amount: float) -> None:
+        """Draw from the pools; `Pools.ensure` has made sure that it is there, or has said what is lacking."""
+        member = self.thread.pools
+        if name == "destructive" and self.ahead:
+            self.drawn += self.ahead
+            self.ahead = []
+        elif member is not None:
+            if name == "destructive" and self.lacks is not None:
+                self.thread.budgets.release(name, amount)
+                raise self.lacks
+            self.drawn += member.draw(name, amount)
 
     @property
     def _held(self) -> dict[str, float]:
@@ -61,6 +82,7 @@ class Spending:
             budgets.unsettle(self.settled)
             held = {"tokens": 0.0, "usd": 0.0}
         budgets.settle(held, used)
+        settle(self.drawn, used, self.settled)
         self.settled = dict(used)
 
     def give_back(self) -> None:
@@ -70,6 +92,8 @@ class Spending:
         for name, amount in self.reserved.items():
             if name not in AMOUNTS:
                 self.thread.budgets.release(name, amount)
+        release(self.drawn)
+        release(self.ahead)
         self.reserved = {}
 
     def amounts(self, word: str, *, ran: bool = True) -> bytes:
@@ -78,6 +102,8 @@ class Spending:
         INVARIANT: of a call that ran and that nobody settled, all counts: here, and in the budget of later calls.
         """
         held = self._held
+        if word == "used" and self.ahead:
+            release(self.ahead)
         if word == "used" and held and self.settled is None:
             self.settle(held if ran else {})
         amounts = self.settled if word == "used" else held

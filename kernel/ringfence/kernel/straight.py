@@ -95,6 +95,9 @@ class Straight:
             judgement = rights.judge(plan.questions, row.effect.name)
             if plan.effect is not None or judgement.verdict is not Verdict.ALLOW:
                 return False
+            pools = thread.pools
+            if pools is not None and not pools.has("calls"):
+                return False
             thread.budgets.reserve("calls")
         except Exception:  # noqa: BLE001 - the long way meets it again, and answers for it
             return False
@@ -111,6 +114,8 @@ class Straight:
             deadline_s=min(request.deadline_ms or DEADLINE_MS_MAX, DEADLINE_MS_MAX) / 1000,
         )
         flight.reserved = {"calls": 1.0}
+        if pools is not None:
+            flight.drawn = pools.draw("calls")
         self._fly(flight, plan, judgement, _OnItsWay(self, flight, request, reply))
         return True
 

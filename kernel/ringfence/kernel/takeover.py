@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ringfence.kernel.journal.store_approvals import CHANNEL_APPROVAL
+from ringfence.kernel.journal.store_pools import CHANNEL_POOL
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, JournalError, OwnerMoved
 from ringfence.kernel.problems import Problem, lost_files
 from ringfence.kernel.revocation import apply_epoch
@@ -46,7 +47,9 @@ class Takeover:
 
     async def open(self) -> None:
         """Listen first, then take over what is there: nothing is missed in between."""
-        self._listener = self._kernel.core.store.listen([EPOCH_CHANNEL, CHANNEL_APPROVAL], self._notified)
+        self._listener = self._kernel.core.store.listen(
+            [EPOCH_CHANNEL, CHANNEL_APPROVAL, CHANNEL_POOL], self._notified
+        )
         await self._listener.ready()
         await self.claim()
         await self._give_up_lost()
@@ -158,6 +161,9 @@ class Takeover:
         if channel == CHANNEL_APPROVAL:
             # Empty after a reconnect: every parked call looks for itself.
             self._kernel.core.approvals.notice(int(json.loads(payload)["agent"]) if payload else None)
+            return
+        if channel == CHANNEL_POOL:
+            self._kernel.core.pools.others.notice(payload)
             return
         if payload:
             facts = json.loads(payload)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ringfence.kernel.budgets import Budgets
     from ringfence.kernel.environment import AgentEnvironment
     from ringfence.kernel.flight import Flight
+    from ringfence.kernel.pool_shares import Member
     from ringfence.policy.manifest_types import Manifest
     from ringfence.sandbox.types import Program
 
@@ -27,7 +28,13 @@ FINAL_STATES = frozenset({"done", "failed", "killed"})
 
 
 class Thread:
-    """The live side of one agent. All of it is touched from the kernel's event loop alone."""
+    """The live side of one agent. All of it is touched from the kernel's event loop alone.
+
+    Attributes:
+        pools: budgets that it has together with other agents; None: none.
+    """
+
+    pools: Member | None = None
 
     def __init__(
         self,

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ringfence.policy import engines, sections, when
+from ringfence.policy import engines, pools, sections, when
 from ringfence.policy import resources as declarations
 from ringfence.policy.conditions import Condition, Environment
 from ringfence.policy.coverage import never_matching
 from ringfence.policy.engines import DockerSpec, RemoteSpec
 from ringfence.policy.manifest_types import Budgets, Manifest, SandboxSpec
+from ringfence.policy.pools import Pool
 from ringfence.policy.problems import ManifestError, Problem
 from ringfence.policy.reader import Fields, Numbers, Reader, header
 from ringfence.policy.resources import Auth, EffectDecl, ResourceDecl, SecretRef, read_resource
@@ -32,13 +33,14 @@ __all__ = [
 
 KEYS: Final = {
     "": ("apiVersion", "kind", "spec"),
-    "spec": ("resources", "ceilings", "roles", "untaint", "sandbox"),
+    "spec": ("resources", "ceilings", "roles", "untaint", "sandbox", "budgets"),
     "ceilings": ("deny", "ask", "when", "budgets"),
     "role": ("roles", "environment", "allow", "ask", "deny", "when"),
     "sandbox": (*sections.KEYS["sandbox"], "docker", "remote"),
     "docker": engines.KEYS,
     "remote": engines.REMOTE_KEYS,
     "budgets": sections.KEYS["budgets"],
+    "pool": pools.KEYS,
     **when.KEYS,
     **declarations.KEYS,
 }
@@ -85,6 +87,7 @@ class KernelFile:
         roles: rules of each role with those of the roles that it takes.
         declared_roles: roles as they were written.
         untaint: calls that end the taint of the thread that makes them.
+        pools: budgets of many agents together, by their selectors.
     """
 
     resources: Mapping[str, ResourceDecl] = field(default_factory=dict[str, ResourceDecl])
@@ -95,6 +98,7 @@ class KernelFile:
     sandbox: SandboxSpec = field(default_factory=SandboxSpec)
     docker: DockerSpec = field(default_factory=DockerSpec)
     remote: RemoteSpec = field(default_factory=RemoteSpec)
+    pools: Mapping[str, Pool] = field(default_factory=dict[str, Pool])
     later: tuple[Problem, ...] = ()
 
     def unsupported(self) -> list[Problem]:
@@ -135,6 +139,7 @@ def parse_kernel_file(text: str, source: str = "ringfence.yaml") -> KernelFile:
         sandbox=_sandbox(reader, nodes["sandbox"]) if "sandbox" in nodes else SandboxSpec(),
         docker=engines.read_docker(reader, nodes["sandbox"]) if "sandbox" in nodes else DockerSpec(),
         remote=engines.read_remote(reader, nodes["sandbox"]) if "sandbox" in nodes else RemoteSpec(),
+        pools=pools.read_pools(reader, nodes["budgets"], "spec.budgets") if "budgets" in nodes else {},
         later=tuple(sorted(reader.later)),
     )
     reader.finish()

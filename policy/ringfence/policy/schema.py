@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ringfence.policy import demands, engines, kernel_file, manifest, resources, sections, undoing, when
+from ringfence.policy import (
+    demands,
+    engines,
+    kernel_file,
+    manifest,
+    pools,
+    resources,
+    sections,
+    undoing,
+    when,
+)
 from ringfence.policy.conditions import DAYS
 from ringfence.policy.hearsay import SOURCES
 from ringfence.policy.reader import API_VERSION
@@ -137,6 +147,17 @@ def _budgets() -> Schema:
             "on_exhausted": _words("park", "refuse"),
         },
     )
+
+
+def _pools() -> Schema:
+    limit: Schema = {
+        "type": ["string", "number"],
+        "description": "an amount, such as 50, or one for each window: 50/d, 10k/h, 1M/month",
+    }
+    totals = _object(pools.TOTALS, dict.fromkeys(pools.TOTALS, limit))
+    pool = _object(pools.KEYS, {"total": totals, "timezone": _TEXT}, ("total",))
+    names = {"pattern": f"^({pools.FLEET}|[^=]+=[^=]+)"}
+    return {"type": "object", "propertyNames": names, "additionalProperties": pool}
 
 
 def _when() -> Schema:
@@ -339,6 +360,7 @@ def kernel_schema() -> Schema:
             "roles": {"type": "object", "additionalProperties": role},
             "untaint": _RULES,
             "sandbox": _sandbox(kernel_file.KEYS["sandbox"], docker=_docker(), remote=_remote()),
+            "budgets": _pools(),
         },
     )
     return _file("Kernel", kernel_file.KEYS[""], {"spec": spec}, ("spec",))

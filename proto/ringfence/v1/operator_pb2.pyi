@@ -446,22 +446,26 @@ class BudgetRequest(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
-    """Id or name."""
+    """Id or name; empty: of many agents together, as `pool` says."""
     name: _builtins.str
     """A total (`calls`, `tokens`, `usd`, `destructive`) or the action of a rate. Empty: only show."""
     value: _builtins.str
-    """The limit, such as `200k` or `20/s`; `manifest`: the manifest's own."""
+    """The limit, such as `200k` or `20/s`; `manifest`: the manifest's own; `file`: the kernel file's, of a pool."""
+    pool: _builtins.str
+    """Agents that have it together: `fleet`, or labels such as `team=billing`. Empty without an agent: all such budgets."""
     def __init__(
         self,
         *,
         agent: _builtins.str = ...,
         name: _builtins.str = ...,
         value: _builtins.str = ...,
+        pool: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "name", b"name", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "name", b"name", "pool", b"pool", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

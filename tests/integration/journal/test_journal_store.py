@@ -7,6 +7,7 @@ import hashlib
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from ringfence.kernel.facts import Marks, Taint
 from ringfence.kernel.journal.deltas import pack
 from ringfence.kernel.journal.store import Store
 from ringfence.kernel.journal.types import (
@@ -427,3 +428,20 @@ async def test_the_journal_cannot_be_changed_by_accident(world, entry):
         with pytest.raises(Exception, match="append-only"):
             await world.sql(statement)
     assert (await world.store.ping()).split(".")[0].isdigit()
+
+
+@pytest.mark.parametrize(
+    "source", ["a page", 'a "file" with \\ and {"used":{"tokens":9}}, ünder', "x" * 3000]
+)
+async def test_what_a_tainted_call_of_a_model_used_counts(world, source):
+    kernel = await world.kernel()
+    agent = await world.agent(kernel)
+    journal = await world.journal(kernel, agent)
+    marks = Marks(tainted=Taint(step=1, source=source), taints=source).opening()
+    body = marks + b'"used":{"tokens":7.0,"usd":0.5},"result":{"used":{"tokens":5}},"rules":[],"grants":[]}'
+    row = Row(
+        chain=agent.key, phase=Phase.OUTCOME, step=1, action="llm.complete", verdict="allow", outcome="ok"
+    )
+    row.body = body
+    await journal.append(Entry(row=row))
+    assert (await world.store.amounts(agent.key))[0] == {"tokens": 7.0, "usd": 0.5}

@@ -14,6 +14,7 @@ from ringfence.kernel.journal.store_journal import JournalStore
 from ringfence.kernel.journal.store_kernels import KernelStore
 from ringfence.kernel.journal.store_kin import KinStore
 from ringfence.kernel.journal.store_move import MoveStore
+from ringfence.kernel.journal.store_pools import PoolStore
 from ringfence.kernel.journal.store_replay import ReplayStore
 from ringfence.kernel.journal.store_schedules import ScheduleStore
 
@@ -24,6 +25,7 @@ class Store(
     GrantStore,
     ApprovalStore,
     BudgetStore,
+    PoolStore,
     JournalStore,
     ReplayStore,
     AtomStore,

@@ -13,7 +13,7 @@ from typing import Any
 from ringfence.kernel.descent import end_below
 from ringfence.kernel.journal.types import AgentRecord, Damaged, Phase, StoredRow
 from ringfence.kernel.launch import confined_by
-from ringfence.kernel.operations import family, schedules
+from ringfence.kernel.operations import family, pools, schedules
 from ringfence.kernel.operations.divergence import divergence_of
 from ringfence.kernel.operations.kernel import Kernel, agent_row, from_us, manifest_version, rfc3339, settled
 from ringfence.kernel.problems import Problem, conflict
@@ -86,6 +86,7 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
             for g in grants
         ],
         "budgets": [dataclasses.asdict(view) for view in thread.budgets.view()],
+        "pools": await pools.views(kernel, pools.of(thread)),
         "sandbox": await _sandbox_of(kernel, thread),
         "unavailable": kernel.ownership.resources.unavailable(),
         "checkpoint": None

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from ringfence.kernel.budgets import limits_of, plain
+from ringfence.kernel.operations import pools
 from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.problems import Problem, bad_usage
 from ringfence.kernel.rates import covers
@@ -32,7 +33,10 @@ async def budget(kernel: Kernel, name: str, limit: str, value: str, operator: st
         wanted = _parse(limit, value)
         _check_ceiling(kernel.ownership.resources.file.ceilings.budgets, limit, wanted)
         await _set(kernel, thread, limit, wanted, operator)
-    return _document(kernel, thread)
+    return {
+        **_document(kernel, thread),
+        "pools": await pools.views(kernel, pools.of(thread), everywhere=True),
+    }
 
 
 def _document(kernel: Kernel, thread: Thread) -> dict[str, Any]:

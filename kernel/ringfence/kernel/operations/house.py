@@ -8,6 +8,7 @@ from typing import Any
 
 from ringfence.kernel.config import VERSION
 from ringfence.kernel.journal.types import Unavailable
+from ringfence.kernel.operations import pools
 from ringfence.kernel.operations.kernel import Kernel, rfc3339
 from ringfence.kernel.problems import Problem, bad_usage
 from ringfence.kernel.resources import ResourceError, Resources
@@ -56,6 +57,7 @@ async def status(kernel: Kernel) -> dict[str, Any]:
             }
             for one in accounts()
         ],
+        "pools": [] if database == "away" else await pools.views(kernel, kernel.core.pools.declared.values()),
         "telemetry": {
             "traces": kernel.telemetry.traces,
             "metrics": kernel.telemetry.metrics,
@@ -77,6 +79,7 @@ async def reload(kernel: Kernel, operator: str) -> dict[str, Any]:
         old.error = str(error)
         await kernel.core.operator_event("operator.reload", operator=operator, ok=False, error=str(error))
         raise bad_usage(f"{error}\nthe last good kernel file stays in force", "BadConfig") from error
+    await kernel.core.pools.relimit(new.file.pools)
     kernel.ownership.resources = new
     kernel.ownership.backends.reconfigure()
     kernel.probed.clear()
@@ -84,10 +87,12 @@ async def reload(kernel: Kernel, operator: str) -> dict[str, Any]:
     for thread in list(kernel.core.threads.values()):
         environment = thread.environment
         environment.http, environment.sql, environment.llm = new.http, new.sql, new.llm
+        thread.pools = kernel.core.pools.member(thread.key)
         thread.budgets.relimit(new.file.ceilings.budgets, thread.budgets.overrides)
         # What the new file denies ends here too, though no epoch moved: the answer means that it is in force.
         report = await settle_affected(thread, await thread.refresh(None))
         affected += [{"agent": thread.id, **call} for call in report]
+    await kernel.core.pools.look()
     await kernel.core.operator_event("operator.reload", operator=operator, ok=True, affected=affected)
     return {
         "file": str(new.path) if new.path else None,

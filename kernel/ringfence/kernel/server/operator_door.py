@@ -26,6 +26,7 @@ from ringfence.kernel.operations import (
     imports,
     learning,
     messages,
+    pools,
     removal,
     rights,
     schedules,
@@ -68,7 +69,11 @@ UNARY: dict[str, Unary] = {
     "Send": lambda k, r, o: messages.send(
         k, r.agent, r.text if r.HasField("text") else None, r.json, operator=o
     ),
-    "Budget": lambda k, r, o: budgets.budget(k, r.agent, r.name, r.value, o),
+    "Budget": lambda k, r, o: (
+        budgets.budget(k, r.agent, r.name, r.value, o)
+        if r.agent
+        else pools.pool(k, r.pool, r.name, r.value, o)
+    ),
     "Grant": lambda k, r, o: rights.grant(
         k, r.agent, r.rule, expires_ms=r.expires_ms, uses=r.uses, operator=o
     ),

@@ -98,16 +98,13 @@ insert into anchors (kernel, pos, hash, heads_digest, signature)
 values (%(kernel)s, %(pos)s, %(hash)s, %(heads_digest)s, %(signature)s) on conflict do nothing
 
 -- name: amounts
--- What calls of models used, and what those without an outcome still hold. A body begins with these numbers, so nothing
--- else of it is read; what an agent wrote comes later and is never taken for them.
+-- What calls of models used, and what those without an outcome still hold.
 select coalesce(sum((a.amounts ->> 'tokens')::float8) filter (where a.phase = 1), 0)::float8 as tokens,
     coalesce(sum((a.amounts ->> 'usd')::float8) filter (where a.phase = 1), 0)::float8 as usd,
     coalesce(sum((a.amounts ->> 'tokens')::float8) filter (where a.phase = 0), 0)::float8 as held_tokens,
     coalesce(sum((a.amounts ->> 'usd')::float8) filter (where a.phase = 0), 0)::float8 as held_usd
 from (
-    select distinct on (step) step, phase,
-        substring(encode(substring(body for 200), 'escape') from '^\{"(?:reserved|used)":(\{[^}]*\})')::jsonb
-            as amounts
+    select distinct on (step) step, phase, body_amounts(body) as amounts
     from journal
     where chain = %(chain)s and phase in (0, 1) and step > %(after)s and starts_with(action, 'llm.') and outcome <> 'parked'
     order by step, phase desc, pos desc) a

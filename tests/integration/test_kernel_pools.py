@@ -1,0 +1,176 @@
+"""Budgets of many agents together: exact under parallel calls, over two kernels, and over a kernel that dies."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from ringfence.agent import BudgetExhausted, RingfenceError
+from support.kernels import Refused
+from support.scenes import Held, Scene, console, scene_on
+
+pytestmark = [pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.timeout(180)]
+
+CONFIG = """
+apiVersion: ringfence/v1
+kind: Kernel
+spec:
+  budgets:
+    fleet: {total: {calls: 100k/d, destructive: 40}, timezone: Europe/Berlin}
+    team=one: {total: {calls: 30}}
+    team=two: {total: {calls: 200/month}}
+    team=three: {total: {calls: 4/d}}
+    team=four: {total: {destructive: 2}}
+    team=five: {total: {calls: 60}}
+"""
+REFUSE = "budgets: {on_exhausted: refuse}"
+STATE = ('state.*: "**"',)
+
+
+@pytest.fixture(scope="module")
+def database(postgres_server: Any, template_database: str) -> Iterator[str]:
+    name = postgres_server.create(template_database)
+    yield postgres_server.dsn(name)
+    postgres_server.drop(name)
+
+
+@pytest.fixture(scope="module")
+def scene(database: str) -> Iterator[Scene]:
+    with scene_on(database, config=CONFIG) as scene:
+        yield scene
+
+
+@pytest.fixture(scope="module")
+def other(database: str, scene: Scene) -> Iterator[Scene]:
+    with scene_on(database, config=CONFIG) as other:
+        yield other
+
+
+def member(scene: Scene, team: str, more: str = REFUSE, **kinds: Any) -> Held:
+    return scene.hold(allow=kinds.pop("allow", STATE), labels=f"team: {team}", more=more, **kinds)
+
+
+def pool(scene: Scene, name: str, total: str = "calls") -> dict[str, Any]:
+    found = scene.operator.ask("Budget", pool=name)["pools"]
+    return next(one for one in found if one["name"] == total)
+
+
+def spend(held: list[Held], each: int) -> list[str]:
+    """Calls of several agents at once, each in lanes of its own; what came of them."""
+    words: list[str] = []
+
+    def one(agent: Held, number: int) -> None:
+        try:
+            agent.rf.state.put(f"spend/{agent.id}/{number}", number)
+            words.append("ok")
+        except RingfenceError as error:
+            words.append(error.reason)
+
+    threads = [
+        agent.rf.thread(agent.rf.parallel, [functools.partial(one, agent, nr) for nr in range(each)])
+        for agent in held
+    ]
+    for thread in threads:
+        thread.result()
+    return words
+
+
+def test_two_kernels_never_overspend_a_pool_and_use_all_of_it(scene: Scene, other: Scene) -> None:
+    agents = [member(scene, "one"), member(scene, "one"), member(other, "one"), member(other, "one")]
+    words = spend(agents, 12)
+    assert (words.count("ok"), words.count("BudgetExhausted")) == (30, 18)
+    for asked in (scene, other):
+        view = pool(asked, "team=one")
+        assert (view["used"], view["left"], view["reserved"], view["agents"]) == (30, 0, 0, 4)
+    error = agents[0].refused(BudgetExhausted, lambda: agents[0].rf.state.put("one/x", 1))
+    assert error.metadata["pool"] == "team=one"
+    assert (error.metadata["limit"], error.metadata["used"], error.metadata["reset"]) == ("30", "30", "never")
+    assert "ringfence budget --label team=one set calls 31" in str(error)
+    # Raised on one kernel, it is there on the other.
+    scene.operator.ask("Budget", pool="team=one", name="calls", value="40")
+    assert spend([agents[2]], 12).count("ok") == 10
+    assert pool(other, "team=one")["origin"] == "operator"
+
+
+def test_what_one_agent_has_not_given_out_is_there_for_another(scene: Scene, other: Scene) -> None:
+    first, second = member(scene, "five"), member(other, "five")
+    for number in range(25):
+        first.rf.state.put("five/x", number)
+    taken = scene.sql("select sum(amount) from pool_shares where pool = 'team=five'")[0][0]
+    assert spend([second], 40).count("ok") == 35, taken
+
+
+def test_parked_agents_wake_when_their_pool_is_raised(scene: Scene) -> None:
+    program = (
+        "from ringfence import agent\nwith agent.boot() as rf:\n"
+        " for n in range(6): rf.state.put('three/x', n)\n"
+    )
+    agent = scene.submit(program, allow=STATE, labels="team: three")
+    ended = scene.operator.wait(agent)
+    assert ended["state"] == "parked"
+    assert ended["waiting_for"].startswith("budget `calls` of `team=three` until 2")
+    row = next(r for r in scene.show(agent)["pools"] if r["pool"] == "team=three")
+    assert (row["limit"], row["used"], row["left"], row["period"]) == (4, 4, 0, "day")
+    assert any(r["pool"] == "team=three" for r in scene.operator.ask("Status")["pools"])
+    done = console("budget", "--label", "team=three", "set", "calls", "10", "--data", str(scene.kernel.data))
+    assert done.returncode == 0, done.stderr
+    assert scene.await_end(agent)["state"] == "done"
+    shown = console("budget", "--data", str(scene.kernel.data), "--json")
+    assert {"fleet", "team=three"} <= {one["pool"] for one in json.loads(shown.stdout)["pools"]}
+
+
+def test_a_command_takes_of_the_pool_by_what_it_did(scene: Scene) -> None:
+    files = {name: name for name in "abcd"}
+    held = member(scene, "four", allow=('fs.*: "/workspace/**"', 'exec.run: "*"'), files=files)
+    held.rf.exec.run(["touch", "new"])
+    held.rf.exec.run(["rm", "a"])
+    held.rf.fs.delete("b")
+    held.refused(BudgetExhausted, lambda: held.rf.exec.run(["rm", "c"]))
+    held.refused(BudgetExhausted, lambda: held.rf.fs.delete("c"))
+    held.rf.exec.run(["touch", "c"])
+    assert (held.live / "c").exists()
+    assert (pool(scene, "team=four", "destructive")["used"], pool(scene, "fleet", "destructive")["used"]) == (
+        2,
+        2,
+    )
+
+
+def test_after_a_kill_a_share_is_counted_again_from_the_journal(scene: Scene, other: Scene) -> None:
+    held, elsewhere = member(scene, "two"), member(other, "two")
+    for number in range(20):
+        held.rf.state.put("two/x", number)
+    held.disconnect()
+    scene.operator.ask("Kill", agent=held.id)
+    scene.kernel.kill()
+    scene.kernel.start()
+    scene.operator.ask("Start", agent=held.id)
+    held.again()
+    held.socket = scene.socket_of(held.id)
+    view = pool(scene, "team=two")
+    assert (view["used"], view["left"]) == (20, 180)
+    assert spend([elsewhere], 190).count("ok") == 180
+    assert pool(scene, "team=two")["left"] == 0
+
+
+def test_a_kernel_file_changes_pools_and_a_broken_one_keeps_them(scene: Scene) -> None:
+    held = member(scene, "six")
+    held.rf.state.put("six/x", 1)
+    file = scene.kernel.config
+    assert file is not None
+    before = file.read_text()
+    try:
+        file.write_text(before + "    team=six: {total: {calls: 1}}\n")
+        scene.operator.ask("Reload")
+        held.rf.state.put("six/x", 2)
+        held.refused(BudgetExhausted, lambda: held.rf.state.put("six/x", 3))
+        file.write_text(before + "    team=six: {total: {calls: many}}\n")
+        with pytest.raises(Refused, match=r"spec\.budgets\.team=six\.total\.calls"):
+            scene.operator.ask("Reload")
+        held.refused(BudgetExhausted, lambda: held.rf.state.put("six/x", 3))
+    finally:
+        file.write_text(before)
+    scene.operator.ask("Reload")
+    held.rf.state.put("six/x", 4)

@@ -28,7 +28,7 @@ def totals(spent: dict[str, float] | None = None) -> Budgets:
 
 def flight_of(budgets: Budgets, effect: Effect) -> Flight:
     thread: Any = SimpleNamespace(budgets=budgets, pools=None, generation=1)
-    row: Any = SimpleNamespace(effect=effect)
+    row: Any = SimpleNamespace(effect=effect, action="fs.delete")
     core: Any = None
     return Flight(
         core,

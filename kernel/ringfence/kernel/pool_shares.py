@@ -218,7 +218,7 @@ class Member:
         return drawn
 
 
-Drawn = list[tuple[Share, float]]
+Drawn = Sequence[tuple[Share, float]]
 """Shares that a call draws from, and how much of each."""
 
 
@@ -241,4 +241,3 @@ def release(drawn: Drawn) -> None:
     for share, amount in drawn:
         if share.name not in KEPT:
             share.release(amount)
-    drawn.clear()

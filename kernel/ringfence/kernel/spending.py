@@ -35,8 +35,8 @@ class Spending:
         self.settled: Mapping[str, float] | None = None
         self.again = False
         self.spent = ""
-        self.drawn: Drawn = []
-        self.ahead: Drawn = []
+        self.drawn: Drawn = ()
+        self.ahead: Drawn = ()
         self.lacks: BudgetExhausted | None = None
 
     def reserve(self, name: str, amount: float = 1.0) -> None:
@@ -60,13 +60,13 @@ class Spending:
         """Draw from the pools; `Pools.ensure` has made sure that it is there, or has said what is lacking."""
         member = self.thread.pools
         if name == "destructive" and self.ahead:
-            self.drawn += self.ahead
-            self.ahead = []
+            self.drawn = (*self.drawn, *self.ahead)
+            self.ahead = ()
         elif member is not None:
             if name == "destructive" and self.lacks is not None:
                 self.thread.budgets.release(name, amount)
                 raise self.lacks
-            self.drawn += member.draw(name, amount)
+            self.drawn = (*self.drawn, *member.draw(name, amount))
 
     @property
     def _held(self) -> dict[str, float]:
@@ -82,7 +82,8 @@ class Spending:
             budgets.unsettle(self.settled)
             held = {"tokens": 0.0, "usd": 0.0}
         budgets.settle(held, used)
-        settle(self.drawn, used, self.settled)
+        if self.drawn:
+            settle(self.drawn, used, self.settled)
         self.settled = dict(used)
 
     def give_back(self) -> None:
@@ -92,8 +93,8 @@ class Spending:
         for name, amount in self.reserved.items():
             if name not in AMOUNTS:
                 self.thread.budgets.release(name, amount)
-        release(self.drawn)
-        release(self.ahead)
+        release((*self.drawn, *self.ahead))
+        self.drawn = self.ahead = ()
         self.reserved = {}
 
     def amounts(self, word: str, *, ran: bool = True) -> bytes:
@@ -104,6 +105,7 @@ class Spending:
         held = self._held
         if word == "used" and self.ahead:
             release(self.ahead)
+            self.ahead = ()
         if word == "used" and held and self.settled is None:
             self.settle(held if ran else {})
         amounts = self.settled if word == "used" else held

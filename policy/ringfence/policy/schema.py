@@ -293,8 +293,7 @@ def _tokenizer() -> Schema:
     return {"anyOf": [name, {"type": "object", "additionalProperties": name}]}
 
 
-def kernel_schema() -> Schema:
-    """The schema of the operator's file."""
+def _kinds() -> list[Schema]:
     web: dict[str, Schema] = {
         "base": {"type": "string", "pattern": "^https?://"},
         "auth": _auth(),
@@ -304,7 +303,7 @@ def kernel_schema() -> Schema:
     number: Schema = {"type": "number", "minimum": 0}
     field: Schema = {"type": "string", "pattern": "^/"}
     fields: Schema = {"type": "array", "items": field, "minItems": 1}
-    kinds = [
+    return [
         _resource("postgres", {"dsn": {"anyOf": [_TEXT, _SECRET]}, "embedded": {"type": "boolean"}}, ()),
         _resource(
             "http",
@@ -337,6 +336,10 @@ def kernel_schema() -> Schema:
             ("base",),
         ),
     ]
+
+
+def kernel_schema() -> Schema:
+    """The schema of the operator's file."""
     role = _object(
         kernel_file.KEYS["role"],
         {
@@ -355,7 +358,7 @@ def kernel_schema() -> Schema:
     spec = _object(
         kernel_file.KEYS["spec"],
         {
-            "resources": {"type": "object", "additionalProperties": {"oneOf": kinds}},
+            "resources": {"type": "object", "additionalProperties": {"oneOf": _kinds()}},
             "ceilings": ceilings,
             "roles": {"type": "object", "additionalProperties": role},
             "untaint": _RULES,

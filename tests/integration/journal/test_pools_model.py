@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 )
 from ringfence.kernel.journal.store import Store
 from ringfence.kernel.journal.store_pools import CHANNEL_POOL
+from ringfence.kernel.journal.types import KernelKey
 from ringfence.kernel.pool_shares import Drawn, Member, release, settle
 from ringfence.kernel.pools import Pools
 from ringfence.policy.pools import Pool, PoolLimit
@@ -61,7 +62,7 @@ class Flying:
 @dataclass
 class House:
     pools: Pools
-    key: int
+    key: KernelKey
     listener: Any
     members: dict[int, Member] = field(default_factory=dict[int, Member])
     flying: list[Flying] = field(default_factory=list[Flying])
@@ -103,9 +104,7 @@ class Machine(RuleBasedStateMachine):
         key, _ = await self.store.register_kernel(host="h", pid=1, boot_id="b", data_dir="/d", lease_s=600)
         pools = Pools(self.store, key)
         await pools.relimit(self.declared)
-        listener = self.store.listen(
-            [CHANNEL_POOL], lambda _channel, said: said and pools.others.notice(said)
-        )
+        listener = self.store.listen([CHANNEL_POOL], lambda _channel, said: pools.others.notice(said))
         await listener.ready()
         return House(pools, key, listener)
 

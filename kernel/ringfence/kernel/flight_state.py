@@ -154,6 +154,7 @@ class FlightState(Spending):
 
     def journal_row(self, phase: Phase) -> Row:
         """A row of this call without outcome and body."""
+        # Plain attributes of its enums: `name` and `value` run Python for each look.
         return Row(
             chain=self.thread.key,
             phase=phase,
@@ -163,8 +164,8 @@ class FlightState(Spending):
             lane_step=self.lane_step,
             action=self.row.action,
             resource=self.plan.resource,
-            effect=self.effect.name,
-            verdict=self.earlier[0] if self.judgement is None else self.judgement.verdict.value,
+            effect=self.effect._name_,
+            verdict=self.earlier[0] if self.judgement is None else self.judgement.verdict._value_,
             digest=self.digest,
             effect_id=self.effect_id,
             started_us=self.started_us,
@@ -172,6 +173,9 @@ class FlightState(Spending):
 
     def explain(self) -> bytes:
         """The end of a body: the point, and what decided the call."""
+        more_to_say = self.point or self.approval or self.extra_rules or self.extra_grants
+        if self.judgement is not None and not more_to_say:
+            return self.judgement.tail
         parts: list[bytes] = []
         if self.point is not None:
             parts.append(b'"point":' + msgspec.json.encode(self.point) + b",")

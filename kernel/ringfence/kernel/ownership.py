@@ -100,7 +100,7 @@ class Ownership:
                 spent,
                 held=held,
                 overrides=limits_of(await self.core.store.budgets(record.key)),
-                above=lambda: self._budgets_above(above),
+                above=functools.partial(self._budgets_above, above) if above else tuple,
             ),
             environment=self._environment(record, manifest, rights, above),
             lineage=lineage,

@@ -13,6 +13,8 @@ from ringfence.syscalls.errors import BudgetExhausted
 if TYPE_CHECKING:
     from ringfence.kernel.thread import Thread
 
+_AMOUNTS = frozenset(AMOUNTS)
+
 
 class Spending:
     """The part of a call that is about totals.
@@ -102,6 +104,8 @@ class Spending:
 
         INVARIANT: of a call that ran and that nobody settled, all counts: here, and in the budget of later calls.
         """
+        if self.settled is None and _AMOUNTS.isdisjoint(self.reserved):
+            return b""
         held = self._held
         if word == "used" and self.ahead:
             release(self.ahead)

@@ -70,6 +70,8 @@ class Straight:
         self._outcomes = outcomes
         self._long_way = long_way
         self._turned: set[asyncio.Task[None]] = set()
+        plans = {row.action: (row, _straight_plan(row)) for row in core.table.values()}
+        self._plans = {action: (row, plan) for action, (row, plan) in plans.items() if plan is not None}
 
     def begin(self, thread: Thread, request: Request, reply: Reply) -> bool:
         """Start a call, if it goes the straight way.
@@ -82,17 +84,17 @@ class Straight:
         Returns:
             False: nothing was done.
         """
-        row = self._core.table.get(request.action)
-        plan_of = None if row is None else _straight_plan(row)
-        if row is None or plan_of is None or not self._ordinary(thread, request):
+        found = self._plans.get(request.action)
+        if found is None or not self._ordinary(thread, request):
             return False
+        row, plan_of = found
         try:
             arguments, canonical, digest = request.decode(row)
             plan: Plan = plan_of(arguments, thread.environment)
             rights = thread.rights
             if rights.conditional and rights.conditions_on(plan.questions):
                 return False
-            judgement = rights.judge(plan.questions, row.effect.name)
+            judgement = rights.judge(plan.questions, row.effect._name_)
             if plan.effect is not None or judgement.verdict is not Verdict.ALLOW:
                 return False
             pools = thread.pools
@@ -157,7 +159,7 @@ class Straight:
                 if result is None:
                     self.turn(way, None)
                     return
-                way.told.result = result
+                way.result = result
                 entry = Entry(row=flight.outcome_row("ok", inline_payload(result)), epoch=flight.epoch)
         except Exception as error:
             if not isinstance(error, SyscallError):
@@ -173,14 +175,16 @@ class Straight:
         flight = way.flight
         thread = flight.thread
         thread.landed(flight)
-        keep_saved(flight, way.told)
+        if way.told is not None:
+            keep_saved(flight, way.told)
         self._outcomes.remember(flight, way.row)
-        answer = Answer(step=flight.step, result=way.told.result)
+        answer = Answer(step=flight.step, result=way.result if way.told is None else way.told.result)
         if flight.answer is not None:
             flight.answer.set_result(answer)
         if self._core.telemetry is not None:
             self._core.telemetry.call(flight, answer)
-        way.reply(self._long_way.passed(thread, way.request, flight.generation, answer))
+        self._long_way.passed(thread, way.request, flight.generation, answer)
+        way.reply(answer)
 
     def turn(self, way: _OnItsWay, failed: Exception | None) -> None:
         """Go on the long way: run the call anew, or answer for what it failed with."""
@@ -210,7 +214,7 @@ class _OnItsWay:
     """A call whose outcome waits for its commit: what the journal tells about it."""
 
     row: Row
-    __slots__ = ("_over", "_straight", "flight", "reply", "request", "row", "told")
+    __slots__ = ("_over", "_straight", "flight", "reply", "request", "result", "row", "told")
 
     def __init__(self, straight: Straight, flight: Flight, request: Request, reply: Reply) -> None:
         self._straight = straight
@@ -218,7 +222,9 @@ class _OnItsWay:
         self.flight = flight
         self.request = request
         self.reply = reply
-        self.told = Done()
+        self.result = b""
+        # Of ATOMIC calls: what their work said.
+        self.told: Done | None = None
 
     def done(self) -> bool:
         return self._over

@@ -69,6 +69,9 @@ def finished(batch: list[Pending]) -> list[Pending]:
     """Make the bodies of entries without atomic work; those that can't be made get their error."""
     kept: list[Pending] = []
     for pending in batch:
+        if pending.entry.finish is None:
+            kept.append(pending)
+            continue
         try:
             finish_body(pending)
         except Exception as error:  # noqa: BLE001 - `finish` is the caller's: so is its error

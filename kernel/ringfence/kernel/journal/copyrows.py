@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
 from typing import Any, Protocol
@@ -41,6 +40,7 @@ _INT8_PLAIN = Struct(">q")
 _NULL = _LENGTH.pack(-1)
 _COLUMN = Struct(">I")
 _TEXT_COLUMN, _BYTEA_COLUMN = _COLUMN.pack(OID_TEXT), _COLUMN.pack(OID_BYTEA)
+_HASH_COLUMN = _BYTEA_COLUMN + _HASH_LENGTH
 _RECORD_START = _LENGTH.pack(18)
 # As chain.fixed_image packs them, each behind its type: five bigint, two integer, one smallint.
 _RECORD_FIXED = Struct(">" + "Iiq" * 5 + "Iii" * 2 + "Iih")
@@ -68,8 +68,7 @@ class Waiter(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Pending:
+class Pending(msgspec.Struct):
     """An entry that waits for its flush.
 
     Attributes:
@@ -83,7 +82,7 @@ class Pending:
 
     entry: Entry
     future: Waiter
-    words: tuple[Packed, ...]
+    words: Packed
     size_bytes: int
     since: float
     started_us: int
@@ -91,8 +90,7 @@ class Pending:
     done: Any = None
 
 
-@dataclass(slots=True)
-class Link:
+class Link(msgspec.Struct):
     """One row in its place of a chain."""
 
     chain: int
@@ -137,33 +135,49 @@ def _judgement(effect: str, verdict: str, outcome: str) -> Packed:
 _NO_EFFECT_ID = _texts(effect_id="")
 
 
-def _words(row: Row) -> tuple[Packed, ...]:
+@lru_cache(maxsize=4096)
+def _names(lane: str, action: str, resource: str, effect: str, verdict: str, outcome: str) -> Packed:
+    parts = (_place(lane, action), _resource(resource), _judgement(effect, verdict, outcome), _NO_EFFECT_ID)
+    return b"".join(one for one, _ in parts), b"".join(one for _, one in parts)
+
+
+def _words(row: Row) -> Packed:
     lane, action, resource = row.lane, row.action, row.resource
     short = len(lane) <= WORD_LENGTH_MAX and len(action) <= WORD_LENGTH_MAX
-    digest = framed(row.digest)
-    return (
-        _place(lane, action) if short else _texts(lane=lane, action=action),
-        _resource(resource) if len(resource) <= RESOURCE_LENGTH_MAX else _texts(resource=resource),
-        _judgement(row.effect, row.verdict, row.outcome),
-        _texts(effect_id=row.effect_id) if row.effect_id else _NO_EFFECT_ID,
-        (digest, _BYTEA_COLUMN + digest),
-    )
+    if short and len(resource) <= RESOURCE_LENGTH_MAX and not row.effect_id:
+        plain, typed = _names(lane, action, resource, row.effect, row.verdict, row.outcome)
+    else:
+        plain, typed = _texts(
+            lane=lane,
+            action=action,
+            resource=resource,
+            effect=row.effect,
+            verdict=row.verdict,
+            outcome=row.outcome,
+            effect_id=row.effect_id,
+        )
+    digest = _LENGTH.pack(len(row.digest)) + row.digest
+    return plain + digest, typed + _BYTEA_COLUMN + digest
 
 
 def _check_numbers(row: Row) -> None:
-    if row.chain == 0:
-        raise BadRow("the row names no chain")
-    for name, value in (
-        ("chain", row.chain),
-        ("step", row.step),
-        ("started_us", row.started_us),
-        ("duration_us", row.duration_us),
+    chain = row.chain
+    if (
+        chain
+        and _INT8_LOW <= chain < _INT8
+        and _INT8_LOW <= row.step < _INT8
+        and _INT8_LOW <= row.started_us < _INT8
+        and _INT8_LOW <= row.duration_us < _INT8
+        and _INT4_LOW <= row.branch < _INT4
+        and _INT4_LOW <= row.lane_step < _INT4
     ):
-        if not _INT8_LOW <= value < _INT8:
-            raise BadRow(f"the row's {name} is out of range")
-    for name, value in (("branch", row.branch), ("lane_step", row.lane_step)):
-        if not _INT4_LOW <= value < _INT4:
-            raise BadRow(f"the row's {name} is out of range")
+        return
+    if chain == 0:
+        raise BadRow("the row names no chain")
+    bigints = ("chain", "step", "started_us", "duration_us")
+    wrong = [name for name in bigints if not _INT8_LOW <= getattr(row, name) < _INT8]
+    wrong += [name for name in ("branch", "lane_step") if not _INT4_LOW <= getattr(row, name) < _INT4]
+    raise BadRow(f"the row's {wrong[0]} is out of range")
 
 
 def _check_state(change: StateChange) -> int:
@@ -197,7 +211,9 @@ def prepare(entry: Entry, future: Waiter, now: float) -> Pending:
     check_body(row.body)
     size = ROW_OVERHEAD_BYTES + len(row.resource) + len(row.body)
     atomic = entry.atomic
-    if isinstance(atomic, StateChange):
+    if atomic is None:
+        pass
+    elif isinstance(atomic, StateChange):
         size += _check_state(atomic)
     elif isinstance(atomic, CheckpointSave):
         check_body(atomic.state)
@@ -205,7 +221,7 @@ def prepare(entry: Entry, future: Waiter, now: float) -> Pending:
     elif isinstance(atomic, PackedSave):
         check_body(atomic.data)
         size += len(atomic.data)
-    elif atomic is not None:
+    else:
         packed = packed_work(row, "", atomic)
         check_body(packed)
         size += len(packed)
@@ -277,7 +293,7 @@ def chained(batch: Iterable[Pending], heads: dict[int, tuple[int, bytes]]) -> li
             row.lane_step,
             row.phase,
         )
-        image = b"".join((fixed, *[plain for plain, _ in pending.words], _LENGTH.pack(len(body)), body))
+        image = b"".join((fixed, pending.words[0], _LENGTH.pack(len(body)), body))
         digest = link(previous, image)
         heads[chain] = (pos, digest)
         links.append(Link(chain, pos, digest, image, pending))
@@ -310,19 +326,22 @@ def record_array(links: Sequence[Link], oid: int) -> bytes:
 def _record(one: Link) -> bytes:
     pending = one.pending
     row, body = pending.entry.row, pending.body
+    # fmt: off
     fixed = _RECORD_FIXED.pack(
-        *(OID_INT8, 8, one.chain),
-        *(OID_INT8, 8, one.pos),
-        *(OID_INT8, 8, row.step),
-        *(OID_INT8, 8, pending.started_us),
-        *(OID_INT8, 8, row.duration_us),
-        *(OID_INT4, 4, row.branch),
-        *(OID_INT4, 4, row.lane_step),
-        *(OID_INT2, 2, row.phase),
+        OID_INT8, 8, one.chain,
+        OID_INT8, 8, one.pos,
+        OID_INT8, 8, row.step,
+        OID_INT8, 8, pending.started_us,
+        OID_INT8, 8, row.duration_us,
+        OID_INT4, 4, row.branch,
+        OID_INT4, 4, row.lane_step,
+        OID_INT2, 2, row.phase,
     )
-    typed = [typed for _, typed in pending.words]
-    packed_body = (_BYTEA_COLUMN, _LENGTH.pack(len(body)), body)
-    return b"".join((_RECORD_START, fixed, *typed, *packed_body, _BYTEA_COLUMN, _HASH_LENGTH, one.hash))
+    # fmt: on
+    length = _LENGTH.pack(len(body))
+    return b"".join(
+        (_RECORD_START, fixed, pending.words[1], _BYTEA_COLUMN, length, body, _HASH_COLUMN, one.hash)
+    )
 
 
 def int8(value: int) -> bytes:

@@ -228,6 +228,8 @@ class Flush:
         before = [(key, held.version) for key, held in sorted(work.held().items())]
         keys = bytes_array([key.encode() for key, _ in before], OID_TEXT)
         for pending in batch:
+            if pending.entry.finish is None and pending.entry.atomic is None:
+                continue
             try:
                 do_work(pending, work, self.heads)
             except Exception:  # noqa: BLE001 - done again on locked rows, where an error is the caller's

@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import IntEnum
 from typing import Any, NewType
 
+import msgspec
 from ringfence.kernel.journal.deltas import Base, PackedSave
 from ringfence.syscalls.base import Atomic
 
@@ -92,9 +93,8 @@ class Ambiguous(JournalError):
         self.ids = ids
 
 
-@dataclass(slots=True, kw_only=True)
-class Row:
-    """One journal row before the writer gives it its place in the chain.
+class Row(msgspec.Struct, kw_only=True):
+    """One journal row before the writer gives it its place in the chain. Made for every call, so no dataclass.
 
     Attributes:
         chain: `agents.key` for an agent's chain, minus `kernels.key` for a kernel's own.
@@ -127,8 +127,7 @@ class Row:
     body: bytes = b"{}"
 
 
-@dataclass(slots=True, kw_only=True)
-class Entry:
+class Entry(msgspec.Struct, kw_only=True):
     """One append.
 
     Attributes:

@@ -16,6 +16,7 @@ from ringfence.syscalls.sql_common import (
     refuse_system_tables,
 )
 from ringfence.syscalls.sql_growth import refuse_growth
+from ringfence.syscalls.sql_target.behind import refuse_acting_types, views_behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -87,11 +88,19 @@ join pg_catalog.pg_class p on p.oid = up.oid join pg_catalog.pg_namespace pn on 
 
 
 async def check_functions(session: Session, statement: Statement) -> None:
-    """Refuse calls of functions and operators that do more than compute from what they are given.
+    """Refuse calls of functions and operators that do more than compute from what they are given, in views too.
 
     Raises:
         InvalidRequest: one of them is user-defined, volatile, or runs statements of its own.
     """
+    views = await views_behind(session, statement)
+    await _check_calls(session, statement)
+    for view in views:
+        await _check_calls(session, view)
+    await refuse_acting_types(session, (statement, *views))
+
+
+async def _check_calls(session: Session, statement: Statement) -> None:
     harmless = _HARMLESS if statement.kind is Kind.READ else _HARMLESS_IN_WRITES
     if statement.functions:
         names = sorted({name for _, name in statement.functions})

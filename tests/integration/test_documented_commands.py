@@ -138,6 +138,13 @@ def its_approvals(me: Reader) -> None:
     assert "data/a.csv" in me.run("ringfence approvals show a7", a7=asked)
     me.run("ringfence approvals approve a7", a7=asked)
     (me.home / "arguments.json").write_text('{"path": "data/c.csv"}')
+    me.await_state("invoice-bot", "sleeping", "a message")
+    me.order({"ask": "By its digest?"})
+    me.shell("ringfence send invoice-bot --json order.json")
+    asked = me.waiting()
+    seen = me.ask(f"approvals show {asked}")["digest"]
+    line = "ringfence approvals approve a7 --digest 5d41402abc4b2a76b9719d911017c592ae41e4649b934ca495991b7852b85500"
+    me.run(line, a7=asked, **{line.rpartition(" ")[2]: seen})
     for order, line in (
         ({"delete": "data/b.csv"}, "ringfence approvals approve a7 --edit arguments.json"),
         ({"delete": "data/b.csv"}, 'ringfence approvals deny a7 --reason "not on a Friday"'),

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from ringfence.kernel import revival
 from ringfence.kernel.journal.types import Unavailable
-from ringfence.kernel.operations import agents, approvals, history, rights
+from ringfence.kernel.operations import agents, approvals, deciding, history, rights
 from ringfence.kernel.problems import Problem
 from ringfence.syscalls.errors import Denied, Killed, Revoked
 from support.heart import URL, Heart, heart_on
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.postgres
 
 POST = 'http.post: "http://pay.test/**"'
 STATE = 'state.*: "**"'
+YES = {"by": "bob", "verdict": "approved", "reason": "", "edited": None}
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ async def inbox(heart: Heart, count: int) -> list[dict[str, Any]]:
 
 
 async def approve(heart: Heart, approval: dict[str, Any], arguments: bytes = b"", reason: str = "") -> None:
-    await approvals.approve(heart.kernel, approval["id"], arguments, reason, 0, "alice")
+    await deciding.approve(heart.kernel, approval["id"], arguments, reason, 0, "alice")
 
 
 async def test_an_approved_call_runs_once_and_says_who_approved(heart: Heart) -> None:
@@ -100,8 +101,8 @@ async def test_a_denial_reaches_the_agent_with_its_reason(heart: Heart) -> None:
     call = heart.begin(thread, 0)
     (waits,) = await inbox(heart, 1)
     with pytest.raises(Problem, match="the reason is empty"):
-        await approvals.deny(heart.kernel, waits["id"], " ", "alice")
-    await approvals.deny(heart.kernel, waits["id"], "not on\na Friday", "alice")
+        await deciding.deny(heart.kernel, waits["id"], " ", "alice")
+    await deciding.deny(heart.kernel, waits["id"], "not on\na Friday", "alice")
     failure = (await call).failure
     assert isinstance(failure, Denied)
     assert failure.message.startswith("alice denied approval ")
@@ -134,7 +135,7 @@ async def test_what_was_approved_while_no_kernel_ran_is_run_by_the_next(heart: H
     heart.begin(thread, 0)
     (waits,) = await inbox(heart, 1)
     heart.core.threads.pop(thread.key)
-    await heart.core.store.decide_approval(int(waits["id"][1:]), "approved", "bob", "")
+    await heart.core.store.vote_approval(int(waits["id"][1:]), YES)
     record = await heart.core.store.agent_by_key(thread.key)
     assert record is not None
     again = await heart.ownership.adopt(record)
@@ -262,7 +263,7 @@ async def test_a_person_answers_a_question(heart: Heart) -> None:
     assert answer == {"approved": True, "answer": "the cheap one", "by": "alice"}
     no = heart.begin(thread, 1, "ask", question="And a taxi?")
     (waits,) = await inbox(heart, 1)
-    await approvals.deny(heart.kernel, waits["id"], "walk", "alice")
+    await deciding.deny(heart.kernel, waits["id"], "walk", "alice")
     assert json.loads((await no).result or b"") == {"approved": False, "answer": "walk", "by": "alice"}
 
 
@@ -288,7 +289,7 @@ async def test_an_adoption_that_is_broken_off_flies_nothing_twice(
     waits = await inbox(heart, 2)
     heart.core.threads.pop(thread.key)
     for one in waits:
-        await heart.core.store.decide_approval(int(one["id"][1:]), "approved", "bob", "")
+        await heart.core.store.vote_approval(int(one["id"][1:]), YES)
     real, asked = revival.approved_before, 0
 
     async def away_once(*arguments: Any) -> frozenset[tuple[Any, ...]]:
@@ -334,7 +335,7 @@ async def test_an_approval_that_was_superseded_never_counts_again(heart: Heart) 
     assert json.loads(stored.value or b"") == "theirs"
     (flight,) = again.flights.values()
     assert flight.answer is not None
-    await approvals.deny(heart.kernel, found[0]["id"], "no", "alice")
+    await deciding.deny(heart.kernel, found[0]["id"], "no", "alice")
     assert isinstance((await flight.answer).failure, Denied)
     stored = await heart.core.store.state_get("shared")
     assert stored is not None
@@ -345,7 +346,7 @@ async def test_a_denial_is_an_answer_also_for_the_next_start(heart: Heart) -> No
     thread = await heart.agent(ask=[POST])
     call = heart.begin(thread, 0)
     (waits,) = await inbox(heart, 1)
-    await approvals.deny(heart.kernel, waits["id"], "never", "alice")
+    await deciding.deny(heart.kernel, waits["id"], "never", "alice")
     await call
     again = await heart.adopted_again(thread)
     answer = await heart.call(again, 0)

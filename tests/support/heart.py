@@ -147,6 +147,7 @@ class Heart:
         more: str = "",
         started: bool = False,
         name: str = "heart",
+        submitted_by: str = "",
     ) -> Thread:
         """An agent of this kernel; its program is not started unless asked."""
         text = manifest_of(name, ["true"], allow=allow, ask=ask, more=more)
@@ -162,6 +163,7 @@ class Heart:
             owner=self.core.kernel,
             uid_base=None,
             grants=grants,
+            submitted_by=submitted_by,
         )
         for part in ("live", "image", "logs", "scratch"):
             (self.kernel.layout.agent(record.id) / part).mkdir(parents=True)

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from base64 import b64encode
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,6 +36,10 @@ class Target:
     def deliveries(self, path: str | None = None) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in self._journal.read_text().splitlines()]
         return [line for line in lines if path is None or line["path"].partition("?")[0] == path]
+
+    def go(self) -> None:
+        """Let what is held be answered, and hold nothing any more."""
+        Path(f"{self._journal}.go").touch()
 
     def close(self) -> None:
         self._process.kill()
@@ -77,6 +82,11 @@ class _Handler(BaseHTTPRequestHandler):
         elif mood in ("say", "complain"):
             words = unquote(self.path.partition("?")[2])
             self._answer(200 if mood == "say" else 404, words.encode())
+        elif mood == "hold":
+            # No answer until the test says so, or this process is ended.
+            while not Path(f"{sys.argv[1]}.go").exists():
+                time.sleep(0.01)
+            self._answer(200, b"")
         elif mood == "fail":
             self._answer(500, b"broken")
         else:

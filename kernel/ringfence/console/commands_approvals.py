@@ -49,7 +49,7 @@ def list_approvals(session: Session, everything: bool, agent: str) -> int:
             safe(a["agent"]),
             str(a["step"]),
             safe(a["action"]),
-            safe(a["state"]),
+            safe(a["state"]) + (f" {_counted(a)}" if a["state"] == "pending" else ""),
             span(a["age_ms"]),
             safe(record(a, "detail").get("question") or a["resource"]),
         )
@@ -88,6 +88,9 @@ def show(session: Session, id: str) -> int:  # noqa: A002 - as the contract name
             *(("because", because) for because in items(detail, "because")),
             ("tainted", detail.get("tainted")),
             *((f"from step {s.get('step')}", source_line(s)) for s in records(detail, "provenance")),
+            ("approved by", _approving(shown)),
+            ("not by", shown.get("not_by")),
+            *(("said before", _said(vote)) for vote in records(shown, "votes") if vote.get("voided_by")),
             ("age", span(shown["age_ms"])),
             ("expires", seconds(shown["expires_at"] or "")),
             ("decided by", shown["decided_by"]),
@@ -99,10 +102,34 @@ def show(session: Session, id: str) -> int:  # noqa: A002 - as the contract name
     given = shown["arguments"] if shown["edited"] is None else shown["edited"]
     title = "arguments" if shown["edited"] is None else "edited arguments"
     _print_block(title, to_json(shown.get("readable") or given, indent=2))
+    if shown.get("proposed") is not None:
+        readable = shown.get("proposed_readable") or shown["proposed"]
+        _print_block("approved are these arguments instead", to_json(readable, indent=2))
     _print_detail(detail, as_record(given))
     if shown["state"] == "pending":
-        render.note(f"decide: ringfence approvals approve {shown['id']}, or deny {shown['id']} --reason TEXT")
+        seconding = f" --digest {shown['digest']}" if shown.get("proposed") is not None else ""
+        render.note(
+            f"decide: ringfence approvals approve {shown['id']}{seconding}, or deny {shown['id']} --reason TEXT"
+        )
     return ExitCode.OK
+
+
+def _counted(shown: Mapping[str, Any]) -> str:
+    """How many of several people have approved; empty where one is enough."""
+    people = int(shown.get("people") or 1)
+    return f"{len(items(shown, 'approved_by'))}/{people}" if people > 1 else ""
+
+
+def _approving(shown: Mapping[str, Any]) -> str | None:
+    """Who has approved, where several have to."""
+    if not _counted(shown):
+        return None
+    names = ", ".join(str(name) for name in items(shown, "approved_by")) or "nobody"
+    return f"{names}; {shown['people']} people have to"
+
+
+def _said(vote: Mapping[str, Any]) -> str:
+    return f"{vote.get('by')} approved other arguments, void since {vote.get('voided_by')} approved others"
 
 
 def _print_block(title: str, text: str) -> None:
@@ -133,23 +160,46 @@ def _print_detail(detail: Mapping[str, Any], arguments: Mapping[str, Any]) -> No
     "ringfence approvals approve a7 --edit arguments.json",
     'ringfence approvals approve a8 --reason "yes, but only for March"',
     "ringfence approvals approve a9 --for 2h",
+    "ringfence approvals approve a7 --digest 5d41402abc4b2a76b9719d911017c592ae41e4649b934ca495991b7852b85500",
 )
 @click.argument("id", metavar="ID")
 @click.option("--edit", metavar="FILE|-", help="Run it with these arguments instead, a JSON object.")
+@click.option(
+    "--digest", default="", metavar="HEX", help="Only if these are the arguments, as `show` names them."
+)
 @click.option("--reason", default="", metavar="TEXT", help="Kept with it; the answer to a question.")
 @click.option(
     "--for", "lasts", metavar="DURATION", help="The same call of this agent asks nobody for so long."
 )
-def approve(session: Session, id: str, edit: str | None, reason: str, lasts: str | None) -> int:  # noqa: A002 - as the contract names it
+def approve(
+    session: Session,
+    id: str,  # noqa: A002 - as the contract names it
+    edit: str | None,
+    digest: str,
+    reason: str,
+    lasts: str | None,
+) -> int:
     """Let a parked call run, once.
 
-    It is decided again by the policy in force: a deny wins, and a rule that did not ask before asks anew.
+    It is decided again by the policy in force: a deny wins, and a rule that did not ask before asks anew. Where several
+    people are needed, it runs when the last of them approves the same arguments.
     """
     arguments = b"" if edit is None else _edited(edit)
     for_ms = 0 if lasts is None else _lasting(lasts)
-    document = session.client().call("Approve", id=id, arguments=arguments, reason=reason, for_ms=for_ms)
+    document = session.client().call(
+        "Approve", id=id, arguments=arguments, reason=reason, for_ms=for_ms, digest=digest
+    )
     if session.as_json:
         render.emit(document)
+        return ExitCode.OK
+    voided = ", ".join(str(name) for name in items(document, "voided"))
+    if voided:
+        render.note(f"void now, as it was for other arguments: what {safe(voided)} approved")
+    if document["state"] == "pending":
+        missing = int(document["people"]) - len(items(document, "approved_by"))
+        waits = "one more person has to" if missing == 1 else f"{missing} more people have to"
+        names = ", ".join(str(name) for name in items(document, "approved_by"))
+        render.say(f"{safe(document['id'])}: approved by {safe(names)}; {waits}, and nothing runs yet")
     else:
         render.say(
             f"{safe(document['id'])}: approved; step {document['step']} of {safe(document['agent'])} runs"

@@ -186,7 +186,28 @@ def _announce(session: Session, document: Mapping[str, Any]) -> None:
 def _is_well(document: Mapping[str, Any]) -> bool:
     database = record(document, "database")
     config = record(document, "config")
-    return database.get("state") == "ok" and not config.get("error") and not config.get("unavailable")
+    told = all(not hook.get("failing_since") for hook in records(document, "webhooks"))
+    heard = not record(document, "callback").get("problem")
+    good = database.get("state") == "ok" and not config.get("error") and not config.get("unavailable")
+    return good and told and heard
+
+
+def _outreach(document: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """Who is told outside, and where decisions are heard."""
+    lines: list[tuple[str, object]] = []
+    for hook in records(document, "webhooks"):
+        parts = [f"{hook.get('name')}: {hook.get('url')}"]
+        if hook.get("waiting"):
+            parts.append(f"{hook['waiting']} waiting since {hook.get('oldest_at')}")
+        if hook.get("dropped"):
+            parts.append(f"{hook['dropped']} dropped")
+        if hook.get("failing_since"):
+            parts.append(f"fails since {hook['failing_since']}: {hook.get('error')}")
+        lines.append(("webhook", "; ".join(parts)))
+    callback = record(document, "callback")
+    if callback:
+        lines.append(("callback", callback.get("problem") or callback.get("listen")))
+    return lines
 
 
 def _telemetry_text(telemetry: Mapping[str, Any]) -> str | None:
@@ -217,6 +238,7 @@ def _status_facts(document: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("telemetry", _telemetry_text(record(document, "telemetry"))),
         *(("counted", _closeness_text(model)) for model in records(document, "models")),
         *_unavailable(config),
+        *_outreach(document),
     ]
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ringfence.kernel.asking import Asked, describe, storable, versions_of
 from ringfence.kernel.journal.types import ApprovalRecord, Entry, JournalError, Phase
+from ringfence.kernel.people import Needs, needs_of
 from ringfence.policy.types import Verdict
 from ringfence.syscalls.base import Work
 from ringfence.syscalls.errors import Denied, JournalUnavailable, SyscallError
@@ -75,7 +76,9 @@ class Approvals:
                 flight.waits_for = None
                 return None
             if record is not None and not await self._covers(flight, record, asks):
-                await self._close(record, "other rules ask now, or the target changed since it was asked")
+                await self._close(
+                    record, "other rules ask now, or more people, or the target changed since it was asked"
+                )
                 record = None
             if record is None and (standing := await self._standing(flight, asks, asked)) is not None:
                 flight.approve(asks, standing)
@@ -102,14 +105,33 @@ class Approvals:
         if asked is not None and asked.question:
             return None  # a question is asked each time
         found = await self._core.store.standing_approvals(flight.thread.key, flight.row.action, flight.digest)
-        return next((record for record in found if asks <= frozenset(record.asks)), None)
+        fitting = [record for record in found if asks <= frozenset(record.asks)]
+        if not fitting:
+            return None
+        needs, submitter = await self._needs(flight, asks)
+        return next((record for record in fitting if needs.met_by(record, submitter)), None)
+
+    async def _needs(self, flight: Flight, asks: frozenset[Ask]) -> tuple[Needs, str]:
+        """Who has to approve, and who submitted the agent where that matters."""
+        needs = needs_of(flight.rights or flight.thread.rights, asks)
+        if not needs.not_submitter:
+            return needs, ""
+        while True:
+            try:
+                return needs, await self._core.store.submitter(flight.thread.key)
+            except JournalError as error:
+                log.warning("who submitted %s can't be read now: %s", flight.thread.id, error)
+                await asyncio.sleep(RETRY_S)
 
     async def _open(self, flight: Flight, asks: frozenset[Ask], asked: Asked | None) -> ApprovalRecord:
         """Write the parked row and the approval in one transaction."""
         row = flight.journal_row(Phase.OUTCOME)
         row.outcome, row.verdict = "parked", Verdict.ASK.value
         expires = datetime.now(UTC) + timedelta(seconds=flight.thread.manifest.approvals.expire_s)
+        needs, submitter = await self._needs(flight, asks)
         values: dict[str, Any] = {
+            "people": needs.people,
+            "not_by": submitter,
             "lane": flight.lane,
             "lane_step": flight.lane_step,
             "action": flight.row.action,
@@ -173,7 +195,10 @@ class Approvals:
             return record
 
     async def _covers(self, flight: Flight, record: ApprovalRecord, asks: frozenset[Ask]) -> bool:
-        """Whether an approval speaks of all that asks now, on a target that is as it was when it was asked."""
+        """Whether an approval speaks of all that asks now, on a target that is as it was when it was asked, and asked enough people."""
+        needs, submitter = await self._needs(flight, asks)
+        if not needs.met_by(record, submitter):
+            return False
         if record.edited is not None:
             # Whoever edited the arguments has seen what they name: only another rule asks anew.
             return {ask[0] for ask in asks} <= {ask[0] for ask in record.asks}

@@ -148,4 +148,5 @@ def evidence(record: ApprovalRecord) -> dict[str, Any]:
         "by": record.decided_by,
         "at": None if record.decided_at is None else record.decided_at.astimezone(UTC).isoformat(),
         "edited": record.edited is not None,
+        "people": [vote["by"] for vote in record.living],
     }

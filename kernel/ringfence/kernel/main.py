@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import fcntl
 import functools
-import gc
 import json
 import logging
 import os
@@ -34,6 +33,7 @@ from ringfence.kernel.leases import Heartbeat
 from ringfence.kernel.leftovers import open_backends, remove_run, short_run_dir
 from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.operations.pools import wake
+from ringfence.kernel.outreach import Outreach
 from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.postgres import EmbeddedPostgres, PostgresError
 from ringfence.kernel.processes import Processes
@@ -47,6 +47,7 @@ from ringfence.kernel.secrets import Secrets, SecretsError
 from ringfence.kernel.server.operator_door import OperatorDoor
 from ringfence.kernel.takeover import Takeover
 from ringfence.kernel.telemetry import open_telemetry
+from ringfence.kernel.tuning import calm_collector, let_helpers_wait
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.types import SandboxError
 from ringfence.syscalls.http_client import close_clients
@@ -54,9 +55,6 @@ from ringfence.syscalls.sql_target.session import close_targets
 from ringfence.syscalls.table import build_table
 
 log = logging.getLogger(__name__)
-
-COLLECT_AFTER_OBJECTS = 50_000
-"""New container objects before the collector looks: above what calls in flight hold at any time."""
 
 SOCKET_PATH_BYTES_MAX = 90
 """Longest directory of sockets: a socket's path has at most 107 bytes."""
@@ -230,7 +228,7 @@ async def compose(
     Returns:
         The kernel, and what resolves to the exit code when it is to end.
     """
-    _calm_collector()
+    calm_collector()
     table = build_table()
     backends = await open_backends(layout, stack)
     secrets = Secrets(layout.secrets)
@@ -291,28 +289,6 @@ async def compose(
     return kernel, await _serve(kernel, fence, stack)
 
 
-def _calm_collector() -> None:
-    """Leave what is imported to itself, and look for cycles among calls rarely: a call makes none.
-
-    At the interpreter's default of 700 new objects the collector runs through all calls in flight many times for every
-    flush; that took a tenth of the kernel's processor time.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(COLLECT_AFTER_OBJECTS, 20, 50)
-
-
-def _let_helpers_wait() -> None:
-    """Keep gRPC's polling thread from interrupting the event loop each time that a reply wakes it.
-
-    As a batch thread it runs when the loop has nothing to do, and hands over many events at once: a fifth of the switches.
-    """
-    for path in Path("/proc/self/task").iterdir():
-        if int(path.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                os.sched_setscheduler(int(path.name), os.SCHED_BATCH, os.sched_param(0))
-
-
 def boot_id() -> str:
     """The host's boot, so that a pid of an earlier one is never taken for a process of now."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -338,9 +314,11 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
     await heartbeat.beat()
     takeover = Takeover(kernel, fence)
     door = OperatorDoor(kernel)
+    kernel.outreach = outreach = Outreach(kernel)
 
     async def close() -> None:
         core.stopping = True
+        await outreach.close()
         await door.close()
         await _drain(core, drain[0])
         # Before the programs are ended: it starts some.
@@ -372,7 +350,8 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
     with contextlib.suppress(FileNotFoundError):
         kernel.layout.operator_socket.unlink()
     await door.open(kernel.layout.operator_socket)
-    _let_helpers_wait()
+    await outreach.open()
+    let_helpers_wait()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, 5.0)
     return over

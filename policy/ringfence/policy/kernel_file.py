@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ringfence.policy import engines, pools, sections, when
+from ringfence.policy import approving, engines, outreach, pools, sections, when
 from ringfence.policy import resources as declarations
+from ringfence.policy.approving import People
 from ringfence.policy.conditions import Condition, Environment
 from ringfence.policy.coverage import never_matching
 from ringfence.policy.engines import DockerSpec, RemoteSpec
 from ringfence.policy.manifest_types import Budgets, Manifest, SandboxSpec
+from ringfence.policy.outreach import CallbackDecl, WebhookDecl
 from ringfence.policy.pools import Pool
 from ringfence.policy.problems import ManifestError, Problem
 from ringfence.policy.reader import Fields, Numbers, Reader, header
@@ -33,8 +35,9 @@ __all__ = [
 
 KEYS: Final = {
     "": ("apiVersion", "kind", "spec"),
-    "spec": ("resources", "ceilings", "roles", "untaint", "sandbox", "budgets"),
-    "ceilings": ("deny", "ask", "when", "budgets"),
+    "spec": ("resources", "ceilings", "roles", "untaint", "sandbox", "budgets", "webhooks", "callback"),
+    "ceilings": ("deny", "ask", "when", "budgets", "approvals"),
+    "ceilings.approvals": approving.KEYS,
     "role": ("roles", "environment", "allow", "ask", "deny", "when"),
     "sandbox": (*sections.KEYS["sandbox"], "docker", "remote"),
     "docker": engines.KEYS,
@@ -42,6 +45,7 @@ KEYS: Final = {
     "budgets": sections.KEYS["budgets"],
     "pool": pools.KEYS,
     **when.KEYS,
+    **outreach.KEYS,
     **declarations.KEYS,
 }
 """All keys of the kernel file, by the mapping they stand in."""
@@ -49,12 +53,13 @@ KEYS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
-    """What no agent gets, whatever its manifest says."""
+    """What no agent gets, whatever its manifest says; and how many people have to approve at least."""
 
     deny: tuple[Rule, ...] = ()
     ask: tuple[Rule, ...] = ()
     when: tuple[Condition, ...] = ()
     budgets: Budgets = field(default_factory=Budgets)
+    people: People = field(default_factory=People)
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -88,6 +93,8 @@ class KernelFile:
         declared_roles: roles as they were written.
         untaint: calls that end the taint of the thread that makes them.
         pools: budgets of many agents together, by their selectors.
+        webhooks: who is told of what happens, by name.
+        callback: where people's own systems decide approvals; None: nowhere.
     """
 
     resources: Mapping[str, ResourceDecl] = field(default_factory=dict[str, ResourceDecl])
@@ -99,6 +106,8 @@ class KernelFile:
     docker: DockerSpec = field(default_factory=DockerSpec)
     remote: RemoteSpec = field(default_factory=RemoteSpec)
     pools: Mapping[str, Pool] = field(default_factory=dict[str, Pool])
+    webhooks: Mapping[str, WebhookDecl] = field(default_factory=dict[str, WebhookDecl])
+    callback: CallbackDecl | None = None
     later: tuple[Problem, ...] = ()
 
     def unsupported(self) -> list[Problem]:
@@ -140,6 +149,8 @@ def parse_kernel_file(text: str, source: str = "ringfence.yaml") -> KernelFile:
         docker=engines.read_docker(reader, nodes["sandbox"]) if "sandbox" in nodes else DockerSpec(),
         remote=engines.read_remote(reader, nodes["sandbox"]) if "sandbox" in nodes else RemoteSpec(),
         pools=pools.read_pools(reader, nodes["budgets"], "spec.budgets") if "budgets" in nodes else {},
+        webhooks=outreach.read_webhooks(reader, nodes["webhooks"]) if "webhooks" in nodes else {},
+        callback=outreach.read_callback(reader, nodes["callback"]) if "callback" in nodes else None,
         later=tuple(sorted(reader.later)),
     )
     reader.finish()
@@ -161,7 +172,8 @@ def _ceilings(reader: Reader, node: Node) -> Ceilings:
     found: tuple[Condition, ...] = ()
     if "when" in fields:
         found = when.read_when(reader, fields["when"][1], "spec.ceilings.when", Numbers("ceilings", "cw"))
-    return Ceilings(deny=rules.deny, ask=rules.ask, when=found, budgets=budgets)
+    people = approving.read_ceiling(reader, fields["approvals"][1]) if "approvals" in fields else People()
+    return Ceilings(deny=rules.deny, ask=rules.ask, when=found, budgets=budgets, people=people)
 
 
 def _roles(reader: Reader, node: Node) -> dict[str, Role]:

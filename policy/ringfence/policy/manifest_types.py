@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ringfence.policy.approving import People
 from ringfence.policy.conditions import Condition
 from ringfence.policy.problems import Problem
 from ringfence.policy.rules import Rule, Rules
@@ -83,10 +84,11 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approvals:
-    """How long a parked call waits, and how long its process does."""
+    """How long a parked call waits, how long its process does, and who has to approve it."""
 
     expire_s: float = 86400.0
     linger_s: float = 30.0
+    people: People = field(default_factory=People)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

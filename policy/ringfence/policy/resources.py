@@ -221,10 +221,11 @@ def _postgres(reader: Reader, base: ResourceDecl, node: Node, nodes: Mapping[str
 
 
 def _text_or_secret(reader: Reader, node: Node, what: str) -> str | SecretRef:
-    return reader.text(node, what) or "" if isinstance(node, Scalar) else _secret(reader, node, what)
+    return reader.text(node, what) or "" if isinstance(node, Scalar) else read_secret(reader, node, what)
 
 
-def _secret(reader: Reader, node: Node, what: str) -> SecretRef:
+def read_secret(reader: Reader, node: Node, what: str) -> SecretRef:
+    """A reference to a secret; its name is empty on a problem."""
     if isinstance(node, Scalar):
         # INVARIANT: what may be a credential is never repeated in a problem.
         reader.wrong(
@@ -274,7 +275,7 @@ def _auth(reader: Reader, base: ResourceDecl, node: Node | None) -> Auth | None:
         return None
     scheme, (_, value) = next(iter(fields.items()))
     if scheme == "bearer":
-        return Auth(scheme=scheme, value=_secret(reader, value, f"{what}.bearer"))
+        return Auth(scheme=scheme, value=read_secret(reader, value, f"{what}.bearer"))
     inner = reader.mapping(value, f"{what}.{scheme}", KEYS["basic" if scheme == "basic" else "header"])
     name_key, value_key = ("username", "password") if scheme == "basic" else ("name", "value")
     for wanted in (name_key, value_key):
@@ -282,7 +283,7 @@ def _auth(reader: Reader, base: ResourceDecl, node: Node | None) -> Auth | None:
             reader.wrong(value, f"`{what}.{scheme}` has no `{wanted}`", f"add `{wanted}`")
             return None
     name = reader.text(inner[name_key][1], f"{what}.{scheme}.{name_key}") or ""
-    secret = _secret(reader, inner[value_key][1], f"{what}.{scheme}.{value_key}")
+    secret = read_secret(reader, inner[value_key][1], f"{what}.{scheme}.{value_key}")
     if scheme == "header":
         _check_header(reader, inner[name_key][1], name)
         return Auth(scheme=scheme, value=secret, header=name)

@@ -6,13 +6,15 @@ The committed files in `schemas/` are what these functions make; a test holds th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from ringfence.policy import (
+    approving,
     demands,
     engines,
     kernel_file,
     manifest,
+    outreach,
     pools,
     resources,
     sections,
@@ -22,71 +24,28 @@ from ringfence.policy import (
 from ringfence.policy.conditions import DAYS
 from ringfence.policy.hearsay import SOURCES
 from ringfence.policy.reader import API_VERSION
+from ringfence.policy.schema_terms import CLOCK as _CLOCK
+from ringfence.policy.schema_terms import COUNT as _COUNT
+from ringfence.policy.schema_terms import DRAFT as _DRAFT
+from ringfence.policy.schema_terms import DURATION as _DURATION
+from ringfence.policy.schema_terms import NAME as _NAME
+from ringfence.policy.schema_terms import NAMES as _NAMES
+from ringfence.policy.schema_terms import RATE as _RATE
+from ringfence.policy.schema_terms import RULES as _RULES
+from ringfence.policy.schema_terms import SECRET as _SECRET
+from ringfence.policy.schema_terms import SIZE as _SIZE
+from ringfence.policy.schema_terms import TEXT as _TEXT
+from ringfence.policy.schema_terms import WORD as _WORD
+from ringfence.policy.schema_terms import Schema
+from ringfence.policy.schema_terms import closed as _object
+from ringfence.policy.schema_terms import words as _words
 from ringfence.policy.tokenizers import TOKENIZERS
 
-Schema = dict[str, Any]
-
-_DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
-_TEXT: Final[Schema] = {"type": "string", "minLength": 1}
-_NAME: Final[Schema] = {"type": "string", "pattern": "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"}
-_NAMES: Final[Schema] = {"type": "array", "items": _NAME, "uniqueItems": True}
-_WORD: Final[Schema] = {"type": ["string", "number", "boolean"]}
-_SIZE: Final[Schema] = {"type": ["string", "integer"], "description": "bytes, such as 256Mi or 1Gi"}
-_COUNT: Final[Schema] = {"type": ["string", "number"], "description": "a number, such as 10000 or 200k"}
-_DURATION: Final[Schema] = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(ms|s|m|h|d)$"}
-_CLOCK: Final[Schema] = {"type": "string", "pattern": "^([01][0-9]|2[0-3]):[0-5][0-9]$"}
-_RATE: Final[Schema] = {"type": "string", "pattern": "^[0-9]+/[smhd]$"}
-_RULE: Final[Schema] = {
-    "description": "one action with what it may be done to",
-    "anyOf": [
-        {"type": "string", "pattern": "^[a-z]+(\\.[a-z]+)?$"},
-        {
-            "type": "object",
-            "minProperties": 1,
-            "maxProperties": 1,
-            "additionalProperties": {
-                "anyOf": [
-                    _TEXT,
-                    {
-                        "type": "object",
-                        "properties": {
-                            "database": _TEXT,
-                            "tables": {"type": "array", "items": _TEXT, "minItems": 1},
-                            "models": {"type": "array", "items": _TEXT, "minItems": 1},
-                            "peers": {"type": "array", "items": _TEXT, "minItems": 1},
-                            "agents": {"type": "array", "items": _TEXT, "minItems": 1},
-                            "names": {"type": "array", "items": _TEXT, "minItems": 1},
-                        },
-                        "additionalProperties": False,
-                    },
-                ]
-            },
-        },
-    ],
+_PEOPLE: Final[dict[str, Schema]] = {
+    "people": {"type": "integer", "minimum": 1, "maximum": approving.PEOPLE_MAX},
+    "for": {**_RULES, "minItems": 1},
+    "not_submitter": {"type": "boolean"},
 }
-_RULES: Final[Schema] = {"type": "array", "items": _RULE}
-_SECRET: Final[Schema] = {
-    "type": "object",
-    "properties": {"secret": _NAME},
-    "required": ["secret"],
-    "additionalProperties": False,
-}
-
-
-def _words(*words: str) -> Schema:
-    return {"enum": list(words)}
-
-
-def _object(keys: Sequence[str], properties: Mapping[str, Schema], required: Sequence[str] = ()) -> Schema:
-    """An object with exactly the parser's keys; a key without a schema, or one the parser lacks, is a mistake here."""
-    if set(keys) != set(properties):
-        raise ValueError(f"the schema and the parser differ in {sorted(set(keys) ^ set(properties))}")
-    made: Schema = {
-        "type": "object",
-        "properties": {key: properties[key] for key in keys},
-        "additionalProperties": False,
-    }
-    return {**made, "required": list(required)} if required else made
 
 
 def _sandbox(keys: Sequence[str] = sections.KEYS["sandbox"], **more: Schema) -> Schema:
@@ -130,6 +89,31 @@ def _remote() -> Schema:
             "certs": {"type": "string", "pattern": f"^{engines.DIRECTORY_PATTERN}$"},
         },
         engines.REMOTE_KEYS,
+    )
+
+
+def _webhook() -> Schema:
+    return _object(
+        outreach.KEYS["webhook"],
+        {
+            "url": {"type": "string", "pattern": "^https?://"},
+            "key": _SECRET,
+            "events": {"type": "array", "items": _words(*outreach.EVENTS), "minItems": 1},
+            "addresses": {"type": "array", "items": _TEXT, "minItems": 1},
+        },
+        ("url", "key"),
+    )
+
+
+def _callback() -> Schema:
+    person = _object(outreach.KEYS["person"], {"key": _SECRET, "account": _TEXT}, ("key",))
+    return _object(
+        outreach.KEYS["callback"],
+        {
+            "listen": {"type": "string", "pattern": f"^{outreach.LISTEN_PATTERN}$"},
+            "people": {"type": "object", "additionalProperties": person},
+        },
+        outreach.KEYS["callback"],
     )
 
 
@@ -250,7 +234,9 @@ def manifest_schema() -> Schema:
             "environment": _NAME,
             "when": _when(),
             "budgets": _budgets(),
-            "approvals": _object(sections.KEYS["approvals"], {"expire": _DURATION, "linger": _DURATION}),
+            "approvals": _object(
+                sections.KEYS["approvals"], {"expire": _DURATION, "linger": _DURATION, **_PEOPLE}
+            ),
             "restart": _object(
                 sections.KEYS["restart"],
                 {
@@ -353,7 +339,13 @@ def kernel_schema() -> Schema:
     )
     ceilings = _object(
         kernel_file.KEYS["ceilings"],
-        {"deny": _RULES, "ask": _RULES, "when": _when(), "budgets": _budgets()},
+        {
+            "deny": _RULES,
+            "ask": _RULES,
+            "when": _when(),
+            "budgets": _budgets(),
+            "approvals": _object(approving.KEYS, _PEOPLE),
+        },
     )
     spec = _object(
         kernel_file.KEYS["spec"],
@@ -364,6 +356,8 @@ def kernel_schema() -> Schema:
             "untaint": _RULES,
             "sandbox": _sandbox(kernel_file.KEYS["sandbox"], docker=_docker(), remote=_remote()),
             "budgets": _pools(),
+            "webhooks": {"type": "object", "additionalProperties": _webhook()},
+            "callback": _callback(),
         },
     )
     return _file("Kernel", kernel_file.KEYS[""], {"spec": spec}, ("spec",))

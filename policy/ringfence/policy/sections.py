@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from ringfence.policy import approving
 from ringfence.policy.demands import read_mounts, read_require
 from ringfence.policy.manifest_types import (
     Approvals,
@@ -15,7 +16,7 @@ from ringfence.policy.manifest_types import (
     SandboxSpec,
     Schedule,
 )
-from ringfence.policy.reader import Fields, Reader
+from ringfence.policy.reader import Fields, Numbers, Reader
 from ringfence.policy.schedule import cron_problem
 from ringfence.policy.schedule import zone as find_zone
 from ringfence.policy.strict_yaml import Items, Node, Scalar
@@ -27,7 +28,7 @@ KEYS: Final = {
     "sandbox": ("backend", "workspace", "memory", "pids", "cpu", "disk", "timeout", "mounts", "require"),
     "budgets": ("rate", "total", "context", "on_exhausted"),
     "context": ("max_tokens", "on_overflow"),
-    "approvals": ("expire", "linger"),
+    "approvals": ("expire", "linger", *approving.KEYS),
     "restart": ("policy", "max", "resume"),
     "schedule": ("cron", "every", "timezone"),
 }
@@ -248,7 +249,7 @@ def _read_context(reader: Reader, fields: Fields, what: str) -> tuple[int | None
 
 
 def read_approvals(reader: Reader, node: Node) -> Approvals:
-    """How long parked calls wait."""
+    """How long parked calls wait, and for whom."""
     fields = reader.mapping(node, "spec.approvals", KEYS["approvals"])
     base = Approvals()
     expire, linger = base.expire_s, base.linger_s
@@ -256,7 +257,8 @@ def read_approvals(reader: Reader, node: Node) -> Approvals:
         expire = reader.duration(fields["expire"][1], "spec.approvals.expire", expire)
     if "linger" in fields:
         linger = reader.duration(fields["linger"][1], "spec.approvals.linger", linger)
-    return Approvals(expire_s=expire, linger_s=linger)
+    people = approving.read_people(reader, fields, "spec.approvals", Numbers("manifest", "p"))
+    return Approvals(expire_s=expire, linger_s=linger, people=people)
 
 
 def read_restart(reader: Reader, node: Node) -> Restart:

@@ -1039,6 +1039,7 @@ class ApproveRequest(_message.Message):
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     FOR_MS_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Its id."""
     arguments: _builtins.bytes
@@ -1047,6 +1048,10 @@ class ApproveRequest(_message.Message):
     """What the agent is told, for a call that asked a question; kept as the reason."""
     for_ms: _builtins.int
     """For how long, in milliseconds, the same call of the same agent needs nobody again; 0: once."""
+    digest: _builtins.str
+    """SHA-256, in hexadecimal, of the arguments that the person has seen: the agent's, or those that others approved; empty: not
+    said. Refused where the approval is about others now.
+    """
     def __init__(
         self,
         *,
@@ -1054,10 +1059,11 @@ class ApproveRequest(_message.Message):
         arguments: _builtins.bytes = ...,
         reason: _builtins.str = ...,
         for_ms: _builtins.int = ...,
+        digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "for_ms", b"for_ms", "id", b"id", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "digest", b"digest", "for_ms", b"for_ms", "id", b"id", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,6 +14,7 @@ from ringfence.kernel.journal.store_journal import JournalStore
 from ringfence.kernel.journal.store_kernels import KernelStore
 from ringfence.kernel.journal.store_kin import KinStore
 from ringfence.kernel.journal.store_move import MoveStore
+from ringfence.kernel.journal.store_outbox import OutboxStore
 from ringfence.kernel.journal.store_pools import PoolStore
 from ringfence.kernel.journal.store_replay import ReplayStore
 from ringfence.kernel.journal.store_schedules import ScheduleStore
@@ -32,6 +33,7 @@ class Store(
     ScheduleStore,
     MoveStore,
     KinStore,
+    OutboxStore,
 ):
     """The kernel's view of its database, on a pool of connections. Every method may raise Unavailable."""
 

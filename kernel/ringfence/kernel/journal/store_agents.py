@@ -84,6 +84,7 @@ class AgentStore(StoreBase):
         grants: Sequence[tuple[str, str]],
         first_fire: datetime | None = None,
         waiting_for: str = "",
+        submitted_by: str = "",
     ) -> AgentRecord:
         """Create an agent with its first branch and its manifest's grants, in one transaction.
 
@@ -99,12 +100,14 @@ class AgentStore(StoreBase):
             grants: (verdict, rule text) of each allow or ask line of the manifest.
             first_fire: when its schedule fires first; it is `sleeping` until then. None: it has no schedule.
             waiting_for: what it waits for then.
+            submitted_by: the person or account that submitted, forked or imported it; empty: nobody knows.
 
         Raises:
             Unavailable: the database is away.
             BadRow: a text can't be stored.
         """
         values = {
+            "submitted_by": submitted_by,
             "name": name,
             "labels": Jsonb(dict(labels)),
             "manifest": manifest,
@@ -129,6 +132,15 @@ class AgentStore(StoreBase):
                 except psycopg.errors.UniqueViolation:
                     continue
         raise JournalError(f"no free id for an agent named `{name}`; try again")
+
+    async def submitter(self, key: AgentKey) -> str:
+        """Who submitted an agent, or the one that it descends from; empty where nobody knows.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        found = await self._tuple("agents.submitter", {"key": key})
+        return "" if found is None else str(found[0])
 
     async def agent(self, id_or_name: str) -> AgentRecord | None:
         """Find an agent by its id, or by its name where only one has it.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from psycopg.types.json import Jsonb
 from ringfence.kernel.journal.store_base import StoreBase
 from ringfence.kernel.journal.types import AgentKey, ApprovalRecord
 
@@ -12,7 +14,7 @@ LISTED_MAX = 1000
 
 
 def approval_record(
-    key: int, agent: int, digest: str, asks: list[list[Any]], **values: Any
+    key: int, agent: int, digest: str, asks: list[list[Any]], votes: list[dict[str, Any]], **values: Any
 ) -> ApprovalRecord:
     """Make an approval from its columns."""
     return ApprovalRecord(
@@ -21,6 +23,7 @@ def approval_record(
         agent=AgentKey(agent),
         digest=bytes.fromhex(digest),
         asks=tuple((rule, action, _hashable(on)) for rule, action, on in asks),
+        votes=tuple(votes),
         **values,
     )
 
@@ -110,23 +113,48 @@ class ApprovalStore(StoreBase):
         return await self._first("approvals.end_standing", approval_record, {"key": key})
 
     async def decide_approval(
-        self, key: int, state: str, by: str, reason: str, edited: str | None = None, for_ms: int | None = None
+        self, key: int, state: str, by: str, reason: str, vote: Mapping[str, Any] | None = None
     ) -> ApprovalRecord | None:
-        """Decide one that waits, and tell its agent's kernel.
+        """Decide one that waits, against it, and tell its agent's kernel.
 
         Args:
             key: its number.
-            state: approved, denied, expired or voided.
+            state: denied, expired or voided.
             by: who decides.
             reason: why, in their words.
-            edited: canonical arguments to run instead, or None.
-            for_ms: how long it holds for the same call again; None: once.
+            vote: what is kept of a person's denial; None: nobody's.
 
         Returns:
-            How it was decided; None: it does not wait any more, or its time is over.
+            How it was decided; None: it does not wait any more, or the vote's message was had before.
 
         Raises:
             Unavailable: the database is away.
         """
-        values = {"key": key, "state": state, "by": by, "reason": reason, "edited": edited, "for_ms": for_ms}
+        message = "" if vote is None else vote.get("message", "")
+        kept = None if vote is None else Jsonb(dict(vote))
+        values = {"key": key, "state": state, "by": by, "reason": reason, "vote": kept, "message": message}
         return await self._first("approvals.decide", approval_record, values)
+
+    async def vote_approval(self, key: int, vote: Mapping[str, Any]) -> ApprovalRecord | None:
+        """Add one person's approval to one that waits; the last that is needed approves it, and its agent's kernel is told.
+
+        Args:
+            key: its number.
+            vote: as in `ApprovalRecord.votes`.
+
+        Returns:
+            How it stands now; None: it does not wait any more, its time is over, this person approved the same before, or
+            the vote's message was had before.
+
+        Raises:
+            Unavailable: the database is away.
+            BadRow: a text can't be stored.
+        """
+        values = {
+            "key": key,
+            "by": vote["by"],
+            "edited": vote.get("edited"),
+            "message": vote.get("message", ""),
+            "vote": Jsonb(dict(vote)),
+        }
+        return await self._first("approvals.vote", approval_record, values)

@@ -278,6 +278,10 @@ class ApprovalRecord:
         detail: what people are shown beside the arguments, such as a diff.
         state: pending, approved, denied, expired or voided.
         good_until: an approved one holds until then for the same call of the same agent; None: for this one alone.
+        people: how many have to approve it.
+        not_by: who can't approve it, as they submitted the agent; empty: nobody is kept from it.
+        votes: what each person said, in order: `by`, `at`, `verdict`, `reason`, `edited`, and where there are any `for_ms`,
+            `message` (the id of a callback) and `void` (who approved other arguments after that).
     """
 
     key: int
@@ -303,6 +307,14 @@ class ApprovalRecord:
     decided_by: str | None
     reason: str
     good_until: datetime | None
+    people: int = 1
+    not_by: str = ""
+    votes: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def living(self) -> tuple[Mapping[str, Any], ...]:
+        """The votes that count now: approvals of the same arguments, each by another person."""
+        return tuple(v for v in self.votes if v["verdict"] == "approved" and "void" not in v)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

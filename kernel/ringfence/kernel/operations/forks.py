@@ -76,9 +76,8 @@ async def fork(
         if source.fenced:
             raise conflict(f"another kernel owns `{source.id}` now; nothing was done, connect to that one")
         cut = await kernel.rollback.plans.cut_for(source, at)
-        record = await copied_record(
-            kernel, source.record, new_name or f"{source.record.name[: NAME_MAX - 5]}-fork"
-        )
+        copy_name = new_name or f"{source.record.name[: NAME_MAX - 5]}-fork"
+        record = await copied_record(kernel, source.record, copy_name, operator)
         try:
             conflicts = await _fill(kernel, source, cut, record, operator)
         except BaseException as error:
@@ -103,7 +102,7 @@ async def fork(
     }
 
 
-async def copied_record(kernel: Kernel, like: AgentRecord, name: str) -> AgentRecord:
+async def copied_record(kernel: Kernel, like: AgentRecord, name: str, operator: str) -> AgentRecord:
     """An agent with the manifest, the input and the thread of another. It is `failed` until it is whole."""
     store = kernel.core.store
     record = await store.create_agent(
@@ -116,6 +115,7 @@ async def copied_record(kernel: Kernel, like: AgentRecord, name: str) -> AgentRe
         owner=kernel.core.kernel,
         uid_base=AGENT_UID_BASE if os.geteuid() == 0 else None,
         grants=[],
+        submitted_by=operator,
     )
     await start_unfinished(kernel, record)
     return record

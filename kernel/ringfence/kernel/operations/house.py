@@ -20,9 +20,11 @@ from ringfence.syscalls.llm_ledger import accounts
 async def status(kernel: Kernel) -> dict[str, Any]:
     """The kernel's health."""
     resources = kernel.ownership.resources
+    out, told = kernel.outreach, []
     try:
         await kernel.core.store.ping()
         database, counts = "ok", Counter(r.state for r in await kernel.core.store.agents(True))
+        told = [] if out is None else await out.webhooks()
     except Unavailable:
         database, counts = "away", Counter(t.state for t in kernel.core.threads.values())
     return {
@@ -63,6 +65,8 @@ async def status(kernel: Kernel) -> dict[str, Any]:
             "metrics": kernel.telemetry.metrics,
             "problems": list(kernel.telemetry.problems),
         },
+        "webhooks": told,
+        "callback": None if out is None else out.callback(),
     }
 
 
@@ -83,6 +87,8 @@ async def reload(kernel: Kernel, operator: str) -> dict[str, Any]:
     kernel.ownership.resources = new
     kernel.ownership.backends.reconfigure()
     kernel.probed.clear()
+    if kernel.outreach is not None:
+        await kernel.outreach.apply()
     affected: list[dict[str, Any]] = []
     for thread in list(kernel.core.threads.values()):
         environment = thread.environment

@@ -160,6 +160,7 @@ async def _store(kernel: Kernel, parcel: Parcel, name: str, operator: str) -> di
         owner=core.kernel,
         uid_base=AGENT_UID_BASE if os.geteuid() == 0 else None,
         grants=[],
+        submitted_by=operator,
     )
     await start_unfinished(kernel, record)
     try:

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from ringfence.kernel.config import Layout, Settings
 from ringfence.kernel.core import Core
@@ -23,6 +23,22 @@ from ringfence.kernel.secrets import Secrets
 from ringfence.kernel.telemetry import Telemetry
 from ringfence.kernel.thread import FINAL_STATES, Thread
 from ringfence.sandbox.types import Wall
+
+
+class WaysOut(Protocol):
+    """Webhooks and callback, as operations see them."""
+
+    async def apply(self) -> None:
+        """Take over what the kernel file says now."""
+        ...
+
+    def callback(self) -> dict[str, Any] | None:
+        """Where decisions are heard; None: nowhere."""
+        ...
+
+    async def webhooks(self) -> list[dict[str, Any]]:
+        """How receivers do."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +62,12 @@ class Kernel:
     stop: Callable[[float], None] = lambda _drain_s: None
     probed: dict[str, Sequence[Wall]] = field(default_factory=dict[str, "Sequence[Wall]"])
     telemetry: Telemetry = field(default_factory=Telemetry)
+    outreach: WaysOut | None = None
+
+    def person_of(self, account: str) -> str:
+        """Who works with an operators' account, as the kernel file declares people; the account itself where it says nothing."""
+        callback = self.ownership.resources.file.callback
+        return account if callback is None else callback.person_of(account)
 
     async def walls(self, backend: str) -> Sequence[Wall]:
         """A backend's walls on this host, tried once they stand: trying them starts processes.

@@ -118,6 +118,7 @@ async def _create(
         grants=grants,
         first_fire=first_fire,
         waiting_for=waiting_for,
+        submitted_by=operator,
     )
     version = manifest_version(header.manifest)
     try:

@@ -1,9 +1,9 @@
 -- name: create
 with k as (select nextval(pg_get_serial_sequence('agents', 'key')) as key)
-insert into agents (key, id, name, thread, labels, manifest, source, input, owner, uid)
+insert into agents (key, id, name, thread, labels, manifest, source, input, owner, uid, submitted_by)
 overriding system value
 select k.key, %(id)s, %(name)s, %(thread)s, %(labels)s, %(manifest)s, %(source)s, %(input)s, %(owner)s,
-    %(uid_base)s::integer + k.key
+    %(uid_base)s::integer + k.key, %(submitted_by)s
 from k
 returning key, id, name, thread, labels, branch, state, waiting_for, error, manifest, source, input, epoch, acked_epoch,
     owner, uid, restarts, exit_code, created_at, started_at, ended_at, asleep, wake_at
@@ -99,3 +99,6 @@ with gone as (
     delete from acks using gone where acks.agent = gone.key
 )
 delete from agents using gone where agents.key = gone.key returning agents.key
+
+-- name: submitter
+select submitted_by from agents where key = %(key)s

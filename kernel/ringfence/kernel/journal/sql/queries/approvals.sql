@@ -27,14 +27,52 @@ where (key = %(key)s and state in ('pending', 'approved'))
 returning *
 
 -- name: decide
--- Once: whoever comes second finds what was decided. One that has run out of time is nobody's to approve any more.
+-- Once: whoever comes second finds what was decided. What a person says is kept with it, and no message of theirs counts twice.
 with d as (
     update approvals set state = %(state)s, decided_at = clock_timestamp(), decided_by = %(by)s, reason = %(reason)s,
-        edited = coalesce(%(edited)s, edited),
-        good_until = clock_timestamp() + %(for_ms)s::bigint * interval '1 millisecond'
-    where key = %(key)s and state = 'pending' and (%(state)s <> 'approved' or expires_at > clock_timestamp())
+        votes = votes || case when %(vote)s::jsonb is null then '[]' else jsonb_build_array(%(vote)s::jsonb) end
+    where key = %(key)s and state = 'pending'
+        and not (%(message)s::text <> '' and votes @> jsonb_build_array(jsonb_build_object('message', %(message)s::text)))
     returning *)
 select d.* from d, lateral (select pg_notify('ringfence_approval', json_build_object('agent', d.agent, 'key', d.key)::text)) n
+
+-- name: vote
+-- One person's approval of certain arguments; those of others for other arguments are void from here on. It is approved when
+-- enough people approve the same. The row lock makes votes one after the other, so none is lost. One that has run out of
+-- time is nobody's to approve any more.
+with l as (
+    select * from approvals
+    where key = %(key)s and state = 'pending' and expires_at > clock_timestamp()
+        and not (%(message)s::text <> '' and votes @> jsonb_build_array(jsonb_build_object('message', %(message)s::text)))
+    for update),
+c as (
+    select l.key, l.people, v.value || case
+        when not v.value ? 'void' and (v.value ->> 'edited') is distinct from %(edited)s::text then jsonb_build_object('void', %(by)s::text)
+        else '{}' end as value, v.nr
+    from l, jsonb_array_elements(l.votes || jsonb_build_array(%(vote)s::jsonb)) with ordinality as v (value, nr)),
+n as (
+    select key, people, jsonb_agg(value order by nr) as votes,
+        count(distinct value ->> 'by') filter (where not value ? 'void') as approving,
+        string_agg(value ->> 'by', ', ' order by nr) filter (where not value ? 'void') as by,
+        coalesce(string_agg(nullif(value ->> 'reason', ''), '; ' order by nr) filter (where not value ? 'void'), '') as reason,
+        bool_and(value ? 'for_ms') filter (where not value ? 'void') as standing,
+        min((value ->> 'for_ms')::bigint) filter (where not value ? 'void') as for_ms
+    from c group by key, people
+    having count(*) filter (where value ->> 'by' = %(by)s::text and not value ? 'void') = 1),
+d as (
+    update approvals a set votes = n.votes,
+        state = case when n.approving >= n.people then 'approved' else a.state end,
+        decided_at = case when n.approving >= n.people then clock_timestamp() end,
+        decided_by = case when n.approving >= n.people then n.by end,
+        reason = case when n.approving >= n.people then n.reason else '' end,
+        edited = case when n.approving >= n.people then %(edited)s::text end,
+        good_until = case when n.approving >= n.people and n.standing
+            then clock_timestamp() + n.for_ms * interval '1 millisecond' end
+    from n where a.key = n.key
+    returning a.*)
+select d.* from d, lateral (
+    select case when d.state = 'approved'
+        then pg_notify('ringfence_approval', json_build_object('agent', d.agent, 'key', d.key)::text)::text end) n
 
 -- name: standing
 -- What was approved for longer than once, for the same call of the same agent.

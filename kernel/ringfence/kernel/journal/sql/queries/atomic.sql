@@ -4,10 +4,11 @@
 -- name: approval_open
 -- A call waits for a person. Its step waits for one at a time.
 insert into approvals (agent, step, branch, lane, lane_step, action, resource, effect, arguments, digest, asks, versions,
-    detail, expires_at)
+    detail, expires_at, people, not_by)
 select ($1::jsonb ->> 'agent')::bigint, ($1::jsonb ->> 'step')::bigint, ($1::jsonb ->> 'branch')::integer, $1::jsonb ->> 'lane',
     ($1::jsonb ->> 'lane_step')::integer, $1::jsonb ->> 'action', $1::jsonb ->> 'resource', $1::jsonb ->> 'effect', $1::jsonb ->> 'arguments',
-    $1::jsonb ->> 'digest', $1::jsonb -> 'asks', $1::jsonb -> 'versions', $1::jsonb -> 'detail', ($1::jsonb ->> 'expires_at')::timestamptz
+    $1::jsonb ->> 'digest', $1::jsonb -> 'asks', $1::jsonb -> 'versions', $1::jsonb -> 'detail', ($1::jsonb ->> 'expires_at')::timestamptz,
+    ($1::jsonb ->> 'people')::integer, $1::jsonb ->> 'not_by'
 returning jsonb_build_object('key', key)
 
 -- name: approval_close
@@ -129,7 +130,7 @@ select case when exists (select from gone) then jsonb_build_object(
 -- files are made before the commit. An id that is taken: again, with another one.
 with q as (select $1::jsonb as j),
 me as (
-    select a.key, a.owner, coalesce(k.root, a.key) as root, coalesce(k.depth, 0) + 1 as depth
+    select a.key, a.owner, a.submitted_by, coalesce(k.root, a.key) as root, coalesce(k.depth, 0) + 1 as depth
     from q join agents a on a.key = (q.j ->> 'agent')::bigint left join kin k on k.child = a.key
 ),
 living as (
@@ -143,10 +144,10 @@ free as (
         and living.tree < (q.j ->> 'tree_most')::integer
 ),
 born as (
-    insert into agents (key, id, name, thread, labels, manifest, source, input, owner, uid)
+    insert into agents (key, id, name, thread, labels, manifest, source, input, owner, uid, submitted_by)
     overriding system value
     select (j ->> 'key')::bigint, j ->> 'id', j ->> 'name', j ->> 'thread', j -> 'labels', j ->> 'manifest',
-        j ->> 'source', decode(j ->> 'input', 'base64'), free.owner, (j ->> 'uid')::integer
+        j ->> 'source', decode(j ->> 'input', 'base64'), free.owner, (j ->> 'uid')::integer, free.submitted_by
     from q, free
     on conflict do nothing
     returning key, id, name

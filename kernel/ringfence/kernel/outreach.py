@@ -1,0 +1,54 @@
+"""The kernel's ways out to people and back: webhooks that tell, and the callback that hears what they decide."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ringfence.kernel.server.callback import CallbackDoor
+from ringfence.kernel.webhooks import Webhooks
+
+if TYPE_CHECKING:
+    from ringfence.kernel.operations.kernel import Kernel
+
+
+class Outreach:
+    """Both, as the kernel file declares them; without a declaration neither does anything."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._webhooks = Webhooks(kernel)
+        self._callback = CallbackDoor(kernel)
+
+    async def open(self) -> None:
+        """Start both. An address that can't be listened at is no reason not to start: `status` says so.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        await self._webhooks.open()
+        await self._callback.apply()
+
+    async def apply(self) -> None:
+        """Take over what the kernel file says now.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        await self._webhooks.apply()
+        await self._callback.apply()
+
+    async def close(self) -> None:
+        """End both; what was not delivered is delivered by the next kernel."""
+        await self._callback.close()
+        await self._webhooks.close()
+
+    def callback(self) -> dict[str, Any] | None:
+        """Where decisions are heard, for `status`; None: nowhere."""
+        return self._callback.report()
+
+    async def webhooks(self) -> list[dict[str, Any]]:
+        """How receivers do, for `status`.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        return await self._webhooks.report()

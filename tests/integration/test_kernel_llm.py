@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -330,6 +331,26 @@ def test_five_agents_share_one_cool_down(scene: Scene, host: ModelHost) -> None:
     assert host.statuses().count(429) <= 4
     assert host.statuses().count(200) == 5
     assert all(s["outcome"] == "ok" for held in helds for s in held.steps())
+
+
+def test_agents_take_turns_at_the_rate_of_a_resource(scene: Scene, host: ModelHost) -> None:
+    base = host.base.replace("/v1", "/paced")
+    more = f'    paced: {{type: http, base: "{base}", rate: 3/s}}\n'
+    scene.kernel.config.write_text(
+        CONFIG.format(base=host.base, site=host.base.replace("/v1", "/site")) + more
+    )
+    scene.operator.ask("Reload")
+    busy, quiet = (scene.hold(allow=(f'http.get: "{base}/**"',)) for _ in range(2))
+    quiet.rf.now()
+    get = [functools.partial(busy.rf.http.get, f"{base}/busy") for _ in range(12)]
+    worker = busy.rf.thread(busy.rf.parallel, get)
+    eventually(lambda: len(host.asked) >= 3, "nothing was asked")
+    quiet.rf.http.get(f"{base}/quiet")
+    worker.result()
+    places = [asked.path.rpartition("/")[2] for asked in host.asked]
+    assert (places.count("busy"), places.count("quiet")) == (12, 1)
+    # Nine of the other were in the line before it.
+    assert places.index("quiet") < 9, places
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ringfence.syscalls.cooldown import Cooldown, wait_of
 from ringfence.syscalls.llm_reply import Stream, decode, usage_of, whole
 from ringfence.syscalls.llm_tokens import count_text
+from ringfence.syscalls.ratelimits import wait_of
 
 
 def event(document: Any) -> bytes:
@@ -158,16 +157,3 @@ def test_the_time_to_come_back_is_found_wherever_it_stands(
 ) -> None:
     found = wait_of(status, headers, body, 3)
     assert found == (None if expected is None else pytest.approx(expected))
-
-
-def test_calls_that_waited_start_one_after_the_other() -> None:
-    now = [100.0]
-    cooldown = Cooldown("api", lambda: now[0])
-    assert cooldown.turn_s() == 0
-    cooldown.told(2)
-    cooldown.told(1)
-    turns = [cooldown.turn_s() for _ in range(4)]
-    assert 2 <= turns[0] <= 2.125
-    assert all(later - sooner > 0.1 for sooner, later in itertools.pairwise(turns))
-    now[0] += 10
-    assert (cooldown.turn_s(), cooldown.left_s) == (0, 0)

@@ -158,6 +158,7 @@ def _llm(declared: ResourceDecl, secrets: Secrets) -> LlmResource:
         untrusted=declared.untrusted,
         timeout_s=declared.timeout_s,
         addresses=declared.addresses,
+        rate=declared.rate,
         secrets=tuple(hidden),
         unavailable=unavailable,
     )
@@ -188,6 +189,7 @@ def _http(declared: ResourceDecl, secrets: Secrets) -> HttpResource:
         idempotency_header=declared.idempotency_header or None,
         timeout_s=declared.timeout_s,
         addresses=declared.addresses,
+        rate=declared.rate,
         untrusted=declared.untrusted,
         secrets=tuple(hidden),
         unavailable=unavailable,

@@ -16,17 +16,18 @@ from ringfence.policy.reader import Reader
 from ringfence.policy.strict_yaml import Items, Node, Scalar, Table
 from ringfence.policy.tokenizers import read_tokenizers
 from ringfence.policy.undoing import UndoDecl, read_undo
+from ringfence.policy.units import Rate
 from ringfence.policy.vouching import VouchDecl, read_vouches
 
 KEYS: Final = {
     "postgres": ("type", "dsn", "embedded", "environment", "untrusted"),
     "http": (
         *("type", "base", "auth", "effects", "idempotency_header", "environment", "untrusted", "timeout"),
-        *("vouches", "undo", "addresses"),
+        *("vouches", "undo", "addresses", "rate"),
     ),
     "llm": (
         *("type", "base", "protocol", "models", "price", "max_output", "limit_key", "tokenizer", "effect"),
-        *("auth", "environment", "untrusted", "timeout", "addresses"),
+        *("auth", "environment", "untrusted", "timeout", "addresses", "rate"),
     ),
     "auth": ("bearer", "basic", "header"),
     "basic": ("username", "password"),
@@ -96,6 +97,7 @@ class ResourceDecl:
         environment: a word such as `staging`, for people and conditions.
         untrusted: whether what it answers taints an agent.
         addresses: http and llm: networks that its host may lead to besides public ones.
+        rate: http and llm: how often all agents together may ask it.
         dsn: postgres: connection string, or the secret that holds it.
         embedded: postgres: a database of this name in the kernel's own embedded server, instead of a `dsn`.
         base: http and llm: canonical URL without trailing slash.
@@ -120,6 +122,7 @@ class ResourceDecl:
     environment: str = ""
     untrusted: bool = False
     addresses: tuple[str, ...] = ()
+    rate: Rate | None = None
     dsn: str | SecretRef = ""
     embedded: bool = False
     base: str = ""
@@ -185,6 +188,8 @@ def read_resource(reader: Reader, key: Scalar, node: Node) -> ResourceDecl | Non
         return _postgres(reader, base, node, nodes)
     base = replace(base, base=_base(reader, base, node, nodes), auth=_auth(reader, base, nodes.get("auth")))
     base = replace(base, addresses=read_networks(reader, nodes.get("addresses"), f"{base.name}.addresses"))
+    if "rate" in nodes:
+        base = replace(base, rate=reader.rate(nodes["rate"], f"{base.name}.rate"))
     return _http(reader, base, nodes) if kind == "http" else _llm(reader, base, nodes)
 
 

@@ -285,6 +285,7 @@ def _kinds() -> list[Schema]:
         "auth": _auth(),
         "timeout": _DURATION,
         "addresses": {"type": "array", "items": _TEXT, "minItems": 1},
+        "rate": _RATE,
     }
     number: Schema = {"type": "number", "minimum": 0}
     field: Schema = {"type": "string", "pattern": "^/"}

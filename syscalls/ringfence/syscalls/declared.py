@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ringfence.policy.units import Rate
     from ringfence.syscalls.base import Effect
 
 
@@ -40,6 +41,7 @@ class HttpResource:
         vouches: `(method, path pattern) -> JSON pointers` of fields of its answers that are its own word; first match counts.
         undo: how destructive calls are undone; first match counts. One that has none is refused.
         addresses: networks that the host may lead to besides public ones.
+        rate: how often all agents together may ask it.
         secrets: values that must not appear in a recorded response.
         unavailable: why no call may use it, and what the operator does about it; empty: it can be used.
     """
@@ -54,6 +56,7 @@ class HttpResource:
     undo: Sequence[HttpUndo] = ()
     timeout_s: float = 30.0
     addresses: Sequence[str] = ()
+    rate: Rate | None = None
     secrets: Sequence[str] = ()
     unavailable: str = ""
 
@@ -75,6 +78,7 @@ class LlmResource:
         untrusted: whether what it answers taints an agent.
         timeout_s: longest wait for an answer, or for the next part of a streamed one.
         addresses: networks that the host may lead to besides public ones.
+        rate: how often all agents together may ask it.
         secrets: values that must not appear in a recorded response.
         unavailable: why no call may use it, and what the operator does about it; empty: it can be used.
     """
@@ -92,6 +96,7 @@ class LlmResource:
     untrusted: bool = False
     timeout_s: float = 30.0
     addresses: Sequence[str] = ()
+    rate: Rate | None = None
     secrets: Sequence[str] = ()
     unavailable: str = ""
 

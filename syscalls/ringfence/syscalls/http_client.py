@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 from ringfence.syscalls.base import Call, Effect
-from ringfence.syscalls.cooldown import ATTEMPTS_MAX, cooldown_of, wait_of
 from ringfence.syscalls.declared import HttpResource
 from ringfence.syscalls.errors import CallFailed, InvalidRequest, OutcomeUnknown, SnapshotFailed
 from ringfence.syscalls.http_reach import deliver, reachable
+from ringfence.syscalls.ratelimits import wait_of
 from ringfence.syscalls.redaction import Redactor, redactor_for
 from ringfence.syscalls.refusals import outcome_unknown
+from ringfence.syscalls.upstream import ATTEMPTS_MAX, upstream_of
 
 if TYPE_CHECKING:
     import ssl
@@ -98,20 +99,21 @@ async def send(call: Call, body: bytes) -> Answer:
     resource = target.resource
     if call.plan.effect is Effect.DESTROY:
         await _protect(call, target, body)
-    cooldown = cooldown_of(resource.name, resource.base)
+    upstream = upstream_of(resource)
     await call.failpoint("before_effect")
     for attempt in range(1, ATTEMPTS_MAX + 1):
-        await cooldown.wait(call)
+        number = await upstream.wait(call)
         answer = await _send_once(call, body)
+        upstream.heard(number, answer.headers)
         wait_s = wait_of(answer.status, answer.headers, answer.body, attempt)
         if wait_s is None:
             await call.failpoint("after_effect")
             return answer
-        cooldown.told(wait_s)
+        upstream.told(wait_s)
         if not call.plan.idempotent:
             # Only the agent knows whether what was refused may be sent again.
             return answer
-    raise cooldown.exceeded(ATTEMPTS_MAX)
+    raise upstream.exceeded(ATTEMPTS_MAX)
 
 
 async def _protect(call: Call, target: Target, body: bytes) -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 from ringfence.syscalls.base import Call
-from ringfence.syscalls.cooldown import ATTEMPTS_MAX, cooldown_of, wait_of
 from ringfence.syscalls.declared import LlmResource
 from ringfence.syscalls.errors import CallFailed, QuotaExceeded, ReplyCut
 from ringfence.syscalls.http_client import BODY_BYTES_MAX, Sent, client_of, reason_of
@@ -23,7 +22,9 @@ from ringfence.syscalls.http_reach import deliver, reachable
 from ringfence.syscalls.llm_ledger import closeness_of
 from ringfence.syscalls.llm_paging import Page
 from ringfence.syscalls.llm_reply import Reply, Stream, decode, error_of, whole
+from ringfence.syscalls.ratelimits import wait_of
 from ringfence.syscalls.redaction import Redactor, redactor_for
+from ringfence.syscalls.upstream import ATTEMPTS_MAX, upstream_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -91,6 +92,7 @@ class _Attempt:
     sent: Sent
     stream: Stream | None = None
     wait_s: float | None = None
+    turn: int = 0
 
 
 async def ask(call: Call) -> Settled:
@@ -103,22 +105,22 @@ async def ask(call: Call) -> Settled:
         Revoked: from `check_live`, before anything is sent.
     """
     wanted: Ask = call.plan.data
-    cooldown = cooldown_of(wanted.resource.name, wanted.resource.base)
+    upstream = upstream_of(wanted.resource)
     await call.failpoint("before_effect")
     for number in range(1, ATTEMPTS_MAX + 1):
+        attempt = _Attempt(Sent())
         try:
-            await cooldown.wait(call)
+            attempt.turn = await upstream.wait(call)
         except QuotaExceeded:
             call.settle({})
             raise
-        attempt = _Attempt(Sent())
         reply = await _once(call, wanted, attempt, number)
         if reply is not None:
             await call.failpoint("after_effect")
             return _settle(call, wanted, reply)
-        cooldown.told(attempt.wait_s or 0.0)
+        upstream.told(attempt.wait_s or 0.0)
     call.settle({})
-    raise cooldown.exceeded(ATTEMPTS_MAX)
+    raise upstream.exceeded(ATTEMPTS_MAX)
 
 
 async def _once(call: Call, wanted: Ask, attempt: _Attempt, number: int) -> Reply | None:
@@ -168,6 +170,7 @@ async def _exchange(call: Call, wanted: Ask, attempt: _Attempt, number: int) -> 
             call.settle({})
             raise
         response = await deliver(client_of(request.url.host, keep=True), request, addresses)
+    upstream_of(resource).heard(attempt.turn, {n.lower(): value for n, value in response.headers.items()})
     if resource.untrusted:
         call.taint(f"the model host `{resource.name}`")
     try:

@@ -93,6 +93,47 @@ def test_redirects_are_shown_and_not_followed(scene: Scene, plain: Target) -> No
     assert plain.deliveries("/elsewhere") == []
 
 
+def test_each_hop_of_a_redirect_is_a_call_of_its_own(scene: Scene, keyed: Target, plain: Target) -> None:
+    held = scene.hold(
+        allow=[
+            f'http.*: "{plain.base}/hop/**"',
+            f'http.get: "{keyed.base}/v1/end"',
+            f'http.*: "{keyed.base}/v1/jobs/*"',
+        ]
+    )
+    get, post = held.rf.http.get, held.rf.http.post
+    first = f"{plain.base}/hop/302?{keyed.base}/v1/end"
+    assert get(first, headers={"X-Mine": "a"}, follow=3).json() == {"ok": True}
+    hops = held.steps()[-2:]
+    assert [(one["action"], one["resource"], one["outcome"]) for one in hops] == [
+        ("http.get", first, "ok"),
+        ("http.get", f"{keyed.base}/v1/end", "ok"),
+    ]
+    (arrived,) = keyed.deliveries("/v1/end")
+    assert "x-mine" not in arrived["headers"]
+    # Where nothing allows it, or nothing is declared, a hop is refused like any call.
+    held.refused(Denied, lambda: get(f"{plain.base}/hop/301?{plain.base}/elsewhere/secret", follow=3))
+    held.refused(Denied, lambda: post(f"{plain.base}/hop/307?{keyed.base}/v1/end", json={}, follow=3))
+    for there in (
+        "http://127.0.0.1:9/x",
+        "http://169.254.169.254/latest",
+        f"http://localhost:{plain.port}/hop/x",
+    ):
+        held.refused(NoSuchResource, lambda there=there: get(f"{plain.base}/hop/308?{there}", follow=3))
+    held.refused(InvalidRequest, lambda: get(f"{plain.base}/hop/302?file:///etc/passwd", follow=3))
+    # A destruction is not sent elsewhere because a server says so: its own resource decides about it.
+    moved = f"{plain.base}/hop/307?{keyed.base}/v1/jobs/7"
+    held.refused(SnapshotFailed, lambda: held.rf.http.delete(moved, follow=3))
+    assert held.rf.http.delete(f"{plain.base}/hop/302?{keyed.base}/v1/jobs/7", follow=3).status == 302
+    assert plain.deliveries("/elsewhere/secret") == keyed.deliveries("/v1/jobs/7") == []
+    # 303 and a moved POST are looked at, not sent again; a loop ends.
+    assert post(f"{plain.base}/hop/303?{keyed.base}/v1/end", json={"n": 1}, follow=1).json() == {"ok": True}
+    assert (keyed.deliveries("/v1/end")[-1]["method"], keyed.deliveries("/v1/end")[-1]["body"]) == ("GET", "")
+    before = len(plain.deliveries("/hop/302"))
+    assert get(f"{plain.base}/hop/302?302", follow=4).status == 302
+    assert len(plain.deliveries("/hop/302")) <= before + 5
+
+
 def test_only_what_is_declared_and_allowed_is_reached(scene: Scene, keyed: Target, plain: Target) -> None:
     held = scene.hold(allow=['http.*: "**"'])
     for url in (

@@ -67,8 +67,8 @@ class _Handler(BaseHTTPRequestHandler):
         token = self.headers.get("authorization", "").partition(" ")[2]
         if mood == "drop":
             self.close_connection = True
-        elif mood == "redirect":
-            self._answer(302, b"", location=f"http://127.0.0.1:{self.server.server_address[1]}/elsewhere")
+        elif mood == "redirect" or mood.startswith("30"):
+            self._lead_on(mood)
         elif mood == "echo":
             body = json.dumps({"seen": dict(self.headers.items()), "token": token}).encode()
             self._answer(200, body, x_echo=token, set_cookie="session=1")
@@ -102,6 +102,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+    def _lead_on(self, mood: str) -> None:
+        """A redirect of some status to wherever the query says."""
+        if mood == "redirect":
+            self._answer(302, b"", location=f"http://127.0.0.1:{self.server.server_address[1]}/elsewhere")
+        else:
+            self._answer(int(mood), b"", location=unquote(self.path.partition("?")[2]))
 
     def _stream(self, data: bytes) -> None:
         self.send_response(200)

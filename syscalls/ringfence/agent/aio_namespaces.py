@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringfence.agent import operations, targets
+from ringfence.agent import operations, redirects, targets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,18 +118,23 @@ class AsyncExec:
 
 
 class AsyncHttp:
-    """HTTP requests to declared resources. Credentials are added by the kernel."""
+    """HTTP requests to declared resources. Credentials are added by the kernel.
+
+    With `follow=N` up to N redirects are followed, each as a call of its own that policy decides: 303, and 301 and 302 of a POST, by
+    a GET without body, 307 and 308 by the same request, 301 and 302 of a GET or HEAD too. Headers go to another origin never. What
+    isn't followed is the answer, a 3xx with its `location`.
+    """
 
     def __init__(self, caller: AsyncCaller) -> None:
         self._caller = caller
 
-    async def get(self, url: str, *, headers: Mapping[str, str] | None = None) -> Response:
+    async def get(self, url: str, *, headers: Mapping[str, str] | None = None, follow: int = 0) -> Response:
         """Fetch."""
-        return await self._caller.run(targets.http_call("get", url, headers=headers))
+        return await self._caller.script(redirects.follow("get", url, follow, headers=headers))
 
-    async def head(self, url: str, *, headers: Mapping[str, str] | None = None) -> Response:
+    async def head(self, url: str, *, headers: Mapping[str, str] | None = None, follow: int = 0) -> Response:
         """Fetch the headers only."""
-        return await self._caller.run(targets.http_call("head", url, headers=headers))
+        return await self._caller.script(redirects.follow("head", url, follow, headers=headers))
 
     async def post(
         self,
@@ -137,9 +142,12 @@ class AsyncHttp:
         json: Any = None,
         data: str | bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        follow: int = 0,
     ) -> Response:
         """Send a POST with `json` or `data` as its body."""
-        return await self._caller.run(targets.http_call("post", url, json=json, data=data, headers=headers))
+        return await self._caller.script(
+            redirects.follow("post", url, follow, json=json, data=data, headers=headers)
+        )
 
     async def put(
         self,
@@ -147,9 +155,12 @@ class AsyncHttp:
         json: Any = None,
         data: str | bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        follow: int = 0,
     ) -> Response:
         """Send a PUT with `json` or `data` as its body."""
-        return await self._caller.run(targets.http_call("put", url, json=json, data=data, headers=headers))
+        return await self._caller.script(
+            redirects.follow("put", url, follow, json=json, data=data, headers=headers)
+        )
 
     async def patch(
         self,
@@ -157,9 +168,12 @@ class AsyncHttp:
         json: Any = None,
         data: str | bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        follow: int = 0,
     ) -> Response:
         """Send a PATCH with `json` or `data` as its body."""
-        return await self._caller.run(targets.http_call("patch", url, json=json, data=data, headers=headers))
+        return await self._caller.script(
+            redirects.follow("patch", url, follow, json=json, data=data, headers=headers)
+        )
 
     async def delete(
         self,
@@ -167,9 +181,12 @@ class AsyncHttp:
         json: Any = None,
         data: str | bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        follow: int = 0,
     ) -> Response:
         """Send a DELETE, with `json` or `data` as its body where one is given."""
-        return await self._caller.run(targets.http_call("delete", url, json=json, data=data, headers=headers))
+        return await self._caller.script(
+            redirects.follow("delete", url, follow, json=json, data=data, headers=headers)
+        )
 
 
 class AsyncSql:

@@ -332,3 +332,27 @@ def test_rates_are_shared_with_the_parent(scene: Scene) -> None:
     parent.rf.now()
     refused = child.refused(QuotaExceeded, child.rf.now)
     assert "`now`" in refused.message
+
+
+def test_a_condition_asks_what_siblings_and_the_family_have_used(scene: Scene) -> None:
+    put = "{action: state.put, if: {budget: {total: calls, over: 20%, of: siblings}}, then: deny}"
+    get = "{action: state.get, if: {budget: {total: calls, over: 27%, of: family}}, then: deny}"
+    parent = scene.hold(
+        allow=['spawn: "*"', 'state.*: "**"'],
+        more=f"budgets: {{total: {{calls: 40}}}}\nwhen: [{put}, {get}]",
+    )
+    born = {"permissions": allow('state.*: "**"'), "budgets": {"total": {"calls": 10}}}
+    first, second = (child_of(parent, name, **born) for name in ("one", "two"))
+    for number in range(6):
+        first.rf.state.put("kin/x", number)
+    for number in range(2):
+        second.rf.state.put("kin/y", number)
+    assert first.rf.state.get("kin/x") == 5
+    # Nine of the forty of the parent; what it gave and nobody used does not count.
+    for held in (second, first):
+        error = held.refused(Denied, lambda held=held: held.rf.state.put("kin/z", 1))
+        assert "22.5 % of the budget `calls` of `siblings` is used, more than 20 %" in str(error)
+    for held in (parent, second):
+        error = held.refused(Denied, lambda held=held: held.rf.state.get("kin/x"))
+        assert "27.5 % of the budget `calls` of `family`" in str(error)
+    parent.rf.state.put("kin/p", 1)

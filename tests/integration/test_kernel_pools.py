@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ringfence.agent import BudgetExhausted, RingfenceError
+from ringfence.agent import BudgetExhausted, Denied, RingfenceError
 from support.kernels import Refused
 from support.scenes import Held, Scene, console, scene_on
 
@@ -24,6 +24,7 @@ spec:
     team=two: {total: {calls: 200/month}}
     team=three: {total: {calls: 4/d}}
     team=four: {total: {destructive: 2}}
+    team=eight: {total: {calls: 4}}
     team=five: {total: {calls: 60}}
 """
 REFUSE = "budgets: {on_exhausted: refuse}"
@@ -174,3 +175,13 @@ def test_a_kernel_file_changes_pools_and_a_broken_one_keeps_them(scene: Scene) -
         file.write_text(before)
     scene.operator.ask("Reload")
     held.rf.state.put("six/x", 4)
+
+
+def test_a_condition_asks_how_much_of_a_pool_is_used(scene: Scene) -> None:
+    when = "when: [{action: state.get, if: {budget: {total: calls, over: 50%, of: team=eight}}, then: deny}]"
+    asker, spender = (member(scene, "eight", f"{REFUSE}\n{when}") for _ in range(2))
+    spender.rf.state.put("eight/x", 1)
+    assert asker.rf.state.get("eight/x") == 1
+    spender.rf.state.put("eight/x", 2)
+    error = asker.refused(Denied, lambda: asker.rf.state.get("eight/x"))
+    assert "75 % of the budget `calls` of `team=eight` is used" in str(error)

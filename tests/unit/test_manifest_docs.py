@@ -17,7 +17,8 @@ def test_both_examples_are_accepted_and_supported() -> None:
     spec = manifest.partition("  when:")[0] + "".join(f"  {line}\n" for line in conditions.splitlines())
     assert len(parse_manifest(spec).when) == 9
     assert set(parse_kernel_file(kernel_file).roles) == {"reader", "clerk"}
-    assert set(parse_kernel_file(pools).pools) == {"fleet", "team=billing", "env=prod,team=billing"}
+    head = "apiVersion: ringfence/v1\nkind: Kernel\nspec:\n"
+    assert set(parse_kernel_file(head + pools).pools) == {"fleet", "team=billing", "env=prod,team=billing"}
     drive = parse_kernel_file(
         f"apiVersion: ringfence/v1\nkind: Kernel\nspec:\n  resources:\n{undo}"
     ).resources["drive"]

@@ -183,6 +183,21 @@ def test_what_is_less_known_is_never_more_allowed(allow: list[str], held: list[s
         ("{action: http.post, if: {budget: {total: usd, over: 80%}}, then: ask}", {"shares": {"usd": 0.8}}, "allow"),
         ("{action: http.post, if: {budget: {total: usd, over: 80%}}, then: ask}", {"shares": {"usd": 0.81}}, "ask"),
         ("{action: http.post, if: {budget: {total: usd, over: 80%}}, then: ask}", {"shares": {}}, "ask"),
+        (
+            "{action: http.post, if: {budget: {total: usd, over: 80%, of: family}}, then: ask}",
+            {"shares": {"usd": 0.9}, "shared": {("family", "usd"): 0.8, ("siblings", "usd"): 0.9}},
+            "allow",
+        ),
+        (
+            "{action: http.post, if: {budget: {total: usd, over: 80%, of: 'team=b,env=a'}}, then: deny}",
+            {"shared": {("env=a,team=b", "usd"): 0.81}},
+            "deny",
+        ),
+        (
+            "{action: http.post, if: {budget: {total: usd, over: 80%, of: fleet}}, then: ask}",
+            {"shares": {"usd": 0.1}, "shared": {}},
+            "ask",
+        ),
     ],
 )  # fmt: skip
 def test_each_fact(line: str, facts: dict[str, Any], expected: str) -> None:
@@ -327,6 +342,7 @@ def test_roles_that_can_not_be_taken(roles: str, what: str) -> None:
         ("{action: http.get, if: {hours: {from: '08:00', to: '18:00', timezone: Mars/X}}, then: ask}", "no time zone"),
         ("{action: http.get, if: {hours: {from: '08:00', to: '18:00'}}, then: ask}", "no `timezone`"),
         ("{action: http.get, if: {budget: {total: usd, over: 100%}}, then: ask}", "below 100 %"),
+        ("{action: http.get, if: {budget: {total: usd, over: 10%, of: us}}, then: ask}", "`us` is nobody's budget"),
         ("{action: http.get, if: {budget: {total: euro, over: 10%}}, then: ask}", "euro"),
         ("{action: http.get, if: {amount: {field: json, over: 1}}, then: ask}", "no place among arguments"),
         ("{action: http.get, resource: /workspace/a, if: tainted, then: ask}", "http"),

@@ -308,6 +308,14 @@ class Budgets:
             name=name, kind="total", limit=limit, used=used, left=left, reserved=held, origin=origin
         )
 
+    def limit(self, name: str) -> float | None:
+        """The limit of a total; None: it has none."""
+        return self._totals[name][0] if name in self._totals else None
+
+    def bound(self, name: str) -> float:
+        """What of a total is used or held."""
+        return self._spent.get(name, 0.0) + self._held.get(name, 0.0)
+
     def shares(self) -> dict[str, float]:
         """Of each total with a limit the part that is used or held; a limit of nothing is used up."""
         return {

@@ -104,12 +104,13 @@ class Spending:
 
         INVARIANT: of a call that ran and that nobody settled, all counts: here, and in the budget of later calls.
         """
+        if self.ahead and word == "used":
+            # It destroyed nothing.
+            release(self.ahead)
+            self.ahead = ()
         if self.settled is None and _AMOUNTS.isdisjoint(self.reserved):
             return b""
         held = self._held
-        if word == "used" and self.ahead:
-            release(self.ahead)
-            self.ahead = ()
         if word == "used" and held and self.settled is None:
             self.settle(held if ran else {})
         amounts = self.settled if word == "used" else held

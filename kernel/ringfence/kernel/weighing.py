@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
+from ringfence.kernel.sharing import shared
 from ringfence.policy.conditions import Amount, Created, Environment, Share
 from ringfence.policy.facts import Facts
 from ringfence.policy.hearsay import Hearsay
@@ -64,6 +65,8 @@ async def facts_for(
     given = arguments_of(arguments) if looked_into and arguments is not None else None
     told = await thread.history.told.to(core, thread) if Hearsay in kinds else None
     shares = thread.budgets.shares() if Share in kinds else None
+    others = [test for item in asked for test in item.tests if isinstance(test, Share) and test.of]
+    of_others = await shared(core, thread, others) if others else None
     taint = thread.facts.taint
     return tuple(
         Facts(
@@ -75,6 +78,7 @@ async def facts_for(
             now=datetime.now(UTC),
             arguments=given,
             shares=shares,
+            shared=of_others,
             told=told,
         )
         for question in questions

@@ -27,6 +27,10 @@ from ringfence.policy.rules import Rule
 from ringfence.policy.types import Decision, Resource, Verdict
 
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+FAMILY: Final = "family"
+"""Whose budget a condition asks about: that of the agent at the head, and who uses it: it and all that descend from it."""
+SIBLINGS: Final = "siblings"
+"""The parent's budget, used by all of its children."""
 SHOWN_READS: Final = 3
 """Reads that a refusal names; of more it says how many."""
 
@@ -170,24 +174,34 @@ class Amount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """More than a part of a total is used or held."""
+    """More than a part of a total is used or held.
+
+    Attributes:
+        of: `family`, `siblings`, or a pool's selector; empty: the agent's own.
+    """
 
     total: str
     over: float
+    of: str = ""
 
     @property
     def text(self) -> str:
         """Its form in a file."""
-        return f"budget: {{total: {self.total}, over: {self.over * 100:.12g}%}}"
+        whose = f', of: "{self.of}"' if self.of else ""
+        return f"budget: {{total: {self.total}, over: {self.over * 100:.12g}%{whose}}}"
 
     def holds(self, facts: Facts) -> str:
         """Why it holds, for people; empty: it doesn't."""
-        share = None if facts.shares is None else facts.shares.get(self.total)
+        if self.of:
+            share = None if facts.shared is None else facts.shared.get((self.of, self.total))
+        else:
+            share = None if facts.shares is None else facts.shares.get(self.total)
+        named = f"the budget `{self.total}`" + (f" of `{self.of}`" if self.of else "")
         if share is None:
-            return f"how much of the budget `{self.total}` is used can't be known: it has no limit"
+            return f"how much of {named} is used can't be known: it has no limit"
         if share <= self.over:
             return ""
-        return f"{share * 100:.3g} % of the budget `{self.total}` is used, more than {self.over * 100:.12g} %"
+        return f"{share * 100:.3g} % of {named} is used, more than {self.over * 100:.12g} %"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

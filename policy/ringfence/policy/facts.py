@@ -56,6 +56,7 @@ class Facts:
         now: an aware time.
         arguments: the call's arguments as JSON values; `json` is a body that is JSON, read.
         shares: of each total with a limit the part that is used or held, from 0.
+        shared: the same of budgets that others have or share, by whose it is and the total.
         told: what the thread has from those whom the operator trusts.
     """
 
@@ -67,6 +68,7 @@ class Facts:
     now: datetime | None = None
     arguments: object = None
     shares: Mapping[str, float] | None = None
+    shared: Mapping[tuple[str, str], float] | None = None
     told: Told | None = None
 
 

@@ -121,7 +121,7 @@ def _conditions(
     """
     for item in whens:
         for test in item.tests:
-            if isinstance(test, Share) and totals is not None and test.total not in totals:
+            if isinstance(test, Share) and not test.of and totals is not None and test.total not in totals:
                 text = f"the budget `{test.total}` has no limit, so the condition always matches"
                 yield _at(item, text, f"add `budgets: {{total: {{{test.total}: N}}}}`")
             yield from (_at(item, text, fix) for text, fix in misplaced(item.action, test))

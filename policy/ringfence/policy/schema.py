@@ -171,7 +171,9 @@ def _when() -> Schema:
             "outside": window,
             "amount": amount,
             "budget": _object(
-                when.KEYS["share"], {"total": _words(*when.TOTALS), "over": share}, when.KEYS["share"]
+                when.KEYS["share"],
+                {"total": _words(*when.TOTALS), "over": share, "of": _TEXT},
+                ("total", "over"),
             ),
             "hearsay": _hearsay(),
         },

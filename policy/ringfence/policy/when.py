@@ -10,6 +10,8 @@ from typing import Final
 from ringfence.policy.actions import KNOWN_ACTIONS, kind_of, match_action
 from ringfence.policy.conditions import (
     DAYS,
+    FAMILY,
+    SIBLINGS,
     Amount,
     Condition,
     Created,
@@ -20,6 +22,7 @@ from ringfence.policy.conditions import (
     Test,
 )
 from ringfence.policy.hearsay import SOURCES, Hearsay
+from ringfence.policy.pools import selector
 from ringfence.policy.problems import PatternError
 from ringfence.policy.reader import Fields, Numbers, Reader
 from ringfence.policy.rules import Rule, compile_rule_pattern
@@ -33,7 +36,7 @@ KEYS: Final = {
     "if": ("tainted", "environment", "created", "hours", "outside", "amount", "budget", "hearsay"),
     "hours": ("from", "to", "days", "timezone"),
     "amount": ("field", "over"),
-    "share": ("total", "over"),
+    "share": ("total", "over", "of"),
     "hearsay": ("fields", "vouched_by", "names"),
     "require": ("fresh", "of"),
 }
@@ -258,7 +261,7 @@ def _amount(reader: Reader, node: Node, what: str) -> Test | None:
 
 def _budget(reader: Reader, node: Node, what: str) -> Test | None:
     fields = reader.mapping(node, what, KEYS["share"])
-    if len(fields) < len(KEYS["share"]):
+    if "total" not in fields or "over" not in fields:
         reader.wrong(node, f"`{what}` needs `total` and `over`", "write `{total: usd, over: 80%}`")
         return None
     total = reader.choice(fields["total"][1], f"{what}.total", TOTALS, "")
@@ -266,7 +269,20 @@ def _budget(reader: Reader, node: Node, what: str) -> Test | None:
     share = _share(value.text) if isinstance(value, Scalar) else None
     if share is None:
         reader.wrong(value, f"`{what}.over` is no part of a budget below 100 %", "write one such as `80%`")
-    return None if share is None or not total else Share(total=total, over=share)
+    of = _whose(reader, fields["of"][1], f"{what}.of") if "of" in fields else ""
+    return None if share is None or not total else Share(total=total, over=share, of=of)
+
+
+def _whose(reader: Reader, node: Node, what: str) -> str:
+    text = reader.text(node, what) or ""
+    if text in ("", FAMILY, SIBLINGS):
+        return text
+    try:
+        return selector(text)[0]
+    except PatternError:
+        fix = f"write `{FAMILY}`, `{SIBLINGS}`, `fleet` or a label such as `team=billing`"
+        reader.wrong(node, f"`{text}` is nobody's budget", fix)
+        return ""
 
 
 def _share(text: str) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ FIELDS = b"".join(
 
 
 @contextlib.contextmanager
-def raw(held: Held, *first: bytes) -> Iterator[socket.socket]:
+def raw(held: Held, *first: bytes) -> Generator[socket.socket]:
     """A connection that has said hello as HTTP/2 does."""
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(held.socket))
@@ -107,7 +107,7 @@ def test_streams_that_are_reset_as_soon_as_they_are_open(scene: Scene) -> None:
     """Rapid reset, CVE-2023-44487."""
     held = scene.hold(name="resetter", allow=FILES)
     with raw(held) as client:
-        for base in range(1, 20_001, 200):
+        for base in range(1, 4_001, 200):
             part = b"".join(
                 frame(HEADERS, number, FIELDS, END_HEADERS) + frame(RESET, number, struct.pack(">I", 8))
                 for number in range(base, base + 200, 2)
@@ -156,7 +156,7 @@ def test_a_message_in_frames_of_one_byte(scene: Scene) -> None:
     with raw(
         held, frame(HEADERS, 1, FIELDS, END_HEADERS), frame(DATA, 1, greeting(held)), frame(DATA, 1, declared)
     ) as client:
-        for _ in range(100):
+        for _ in range(30):
             if not push(client, frame(DATA, 1, b"x") * 1000):
                 break
     assert held.rf.state.put("k", 1) > 0
@@ -205,20 +205,24 @@ def test_half_open_connections_cost_only_their_own_agent(scene: Scene, bystander
     assert held.rf.state.put("k", 1) > 0
 
 
-@pytest.mark.xfail(
-    reason="gRPC unpacks a stream's headers to megabytes before its limit of metadata counts", strict=False
-)
-def test_headers_that_are_larger_than_they_look(scene: Scene) -> None:
-    """A compression bomb: one long field in the table, referred to thousands of times. A known problem."""
+@pytest.mark.usefixtures("bounded")
+@pytest.mark.parametrize("field", [b"v" * 3900, b""], ids=["long", "empty"])
+@pytest.mark.parametrize("acknowledged", [False, True], ids=["stranger", "acknowledged"])
+def test_headers_that_are_larger_than_they_look(scene: Scene, field: bytes, acknowledged: bool) -> None:
+    """A compression bomb: one field in the table, referred to thousands of times, on as many connections as there are."""
     held = scene.hold(name="bomber", allow=FILES)
-    before = memory(scene, "VmRSS")
-    name, value = b"x-long", b"v" * 3900
-    size = len(value) - 127
-    entry = b"\x40" + bytes([len(name)]) + name + b"\x7f" + bytes([size & 127 | 128, size >> 7]) + value
-    with raw(held) as client:
-        for number in range(1, 400, 2):
-            block = FIELDS + (entry if number == 1 else b"") + b"\xbe" * 8000
-            if not push(client, frame(HEADERS, number, block, END_HEADERS)):
-                break
+    size = len(field) - 127
+    length = bytes([len(field)]) if size < 0 else b"\x7f" + bytes([size & 127 | 128, size >> 7])
+    entry = b"\x40\x06x-long" + length + field
+    settled = frame(SETTINGS, 0, flags=1) if acknowledged else b""
+    with contextlib.ExitStack() as stack:
+        for _ in range(CONNECTIONS_MAX):
+            try:
+                client = stack.enter_context(raw(held, settled))
+            except OSError:
+                continue  # closed for the one before it, whose place is not yet free
+            for number in range(1, 40, 2):
+                block = FIELDS + (entry if number == 1 else b"") + b"\xbe" * 8000
+                if not push(client, frame(HEADERS, number, block, END_HEADERS)):
+                    break
     assert held.rf.state.put("k", 1) > 0
-    assert memory(scene, "VmRSS") < before + ROOM

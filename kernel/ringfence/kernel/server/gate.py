@@ -7,19 +7,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable
 
-from google.protobuf.message import DecodeError
 from ringfence.kernel.config import ARGUMENT_BYTES_IN_FLIGHT_MAX, CALLS_IN_FLIGHT_MAX
-from ringfence.kernel.server.wire import aio
 
 STREAMS_MAX = 16
 """Streams of one agent that are served at a time; the library opens one for each process."""
 
 UNARY_MAX = 16
 """Calls without a stream of one agent that are served at a time."""
+
+LARGE_MAX = 2
+"""Messages of one agent longer than a window that come in at a time; others wait in the client's own buffers."""
+
+READS_MAX = 8
+"""Reads of files and artifacts of one agent that run, or whose answers wait for their reader, at a time."""
+
+READ_S = 5.0
+"""After which a read that has no answer yet, as one that waits for a person, no longer keeps others waiting."""
+
+CHORES_PER_S = 5000
+"""Frames without a call that are taken of one agent within a second, all its connections together; then it waits."""
+
+CHORES_MAX = 10_000
+"""The same at once."""
 
 COMPLAIN_EVERY_S = 60.0
 """How often the kernel's log gets a line about what comes in at one agent's door."""
@@ -58,13 +72,19 @@ class Gate:
     def __init__(self) -> None:
         self._calls = 0
         self._bytes = 0
-        self._room = asyncio.Event()
+        self._waiting: deque[Callable[[], None]] = deque()
         self.open = True
 
     async def wait(self) -> None:
         """Wait until it is open."""
         while not self.open:
-            await self._room.wait()
+            room = asyncio.Event()
+            self.when_open(room.set)
+            await room.wait()
+
+    def when_open(self, call: Callable[[], None]) -> None:
+        """Have `call` called, once, after it has opened; it may be closed again by then."""
+        self._waiting.append(call)
 
     def change(self, calls: int, size: int) -> None:
         """Count what a call takes or gives back."""
@@ -73,28 +93,125 @@ class Gate:
         is_open = self._calls < CALLS_IN_FLIGHT_MAX and self._bytes < ARGUMENT_BYTES_IN_FLIGHT_MAX
         if is_open is not self.open:
             self.open = is_open
-            if is_open:
-                self._room.set()
-            else:
-                self._room.clear()
+            if is_open and self._waiting:
+                loop = asyncio.get_running_loop()
+                while self._waiting:
+                    loop.call_soon(self._waiting.popleft())
 
 
-class Turnstile(aio.ServerInterceptor):
-    """Lets a bounded number of streams and unary calls in, before anything of theirs is read."""
+class Places:
+    """A bounded number of places; who finds none waits, in the order of coming."""
 
-    def __init__(self, stream: str) -> None:
-        self._stream = stream
-        self._streams = asyncio.Semaphore(STREAMS_MAX)
-        self._unary = asyncio.Semaphore(UNARY_MAX)
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._waiting: dict[object, Callable[[], None]] = {}
+        self._taken: set[object] = set()
 
-    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
-        """Wait for a place and keep it as long as gRPC's own task for this call lives."""
-        places = self._streams if details.method == self._stream else self._unary
-        await places.acquire()
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - gRPC runs every call in a task of its own
-        task.add_done_callback(lambda _task: places.release())
-        return await continuation(details)
+    def take(self, who: object, begin: Callable[[], None]) -> None:
+        """Have `begin` called when there is a place for `who`: at once, or when another leaves."""
+        if self._free:
+            self._free -= 1
+            self._taken.add(who)
+            begin()
+        else:
+            self._waiting[who] = begin
+
+    def leave(self, who: object) -> None:
+        """Give the place of `who` back, or the wait for one. Without either nothing happens."""
+        if who in self._taken:
+            self._taken.discard(who)
+            self._free += 1
+        else:
+            self._waiting.pop(who, None)
+        while self._free and self._waiting:
+            following = next(iter(self._waiting))
+            self.take(following, self._waiting.pop(following))
+
+
+class Reads:
+    """Places of calls whose answers may be megabytes: what was read stays in memory until the client takes it."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[object, float] = {}
+        self._waiting: deque[tuple[object, Callable[[], None]]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def take(self, who: object, begin: Callable[[], None]) -> None:
+        """Have `begin` called when there is a place for `who`."""
+        loop = asyncio.get_running_loop()
+        if len(self._under_way) < READS_MAX:
+            self._under_way[who] = loop.time()
+            begin()
+            return
+        self._waiting.append((who, begin))
+        if self._timer is None:
+            self._timer = loop.call_later(READ_S, self._look)
+
+    def answered(self, who: object) -> None:
+        """There is an answer: it counts until it is written, however long that takes."""
+        if who in self._under_way:
+            self._under_way[who] = math.inf
+
+    def leave(self, who: object) -> None:
+        """The answer is written."""
+        self._under_way.pop(who, None)
+        while self._waiting and len(self._under_way) < READS_MAX:
+            self.take(*self._waiting.popleft())
+
+    def _look(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        for who, since in list(self._under_way.items()):
+            if loop.time() - since >= READ_S:
+                self.leave(who)
+        if self._waiting:
+            self._timer = loop.call_later(READ_S, self._look)
+
+
+class Calm:
+    """What an agent may have the kernel do beside calls: frames that carry none, streams, connections. Beyond it, it waits.
+
+    It is a bucket: what is spent comes back with time.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._left = float(CHORES_MAX)
+        self._at = clock()
+
+    def spend(self, chores: float) -> None:
+        """Count work; there may be more of it than is left."""
+        self._left -= chores
+
+    def debt_s(self) -> float:
+        """Give how long nothing more should be taken, 0.0 where there is something left."""
+        if self._left >= 0:
+            return 0.0
+        now = self._clock()
+        self._left = min(self._left + (now - self._at) * CHORES_PER_S, CHORES_MAX)
+        self._at = now
+        return max(-self._left / CHORES_PER_S, 0.0)
+
+
+class Bounds:
+    """All bounds of one agent's door, over its connections and streams.
+
+    Attributes:
+        gate: calls under way.
+        streams: places of streams that carry calls.
+        unary: places of calls without a stream.
+        large: places of messages longer than a window that are coming in.
+        reads: places of calls whose answers may be megabytes.
+        calm: chores.
+    """
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.streams = Places(STREAMS_MAX)
+        self.unary = Places(UNARY_MAX)
+        self.large = Places(LARGE_MAX)
+        self.reads = Reads()
+        self.calm = Calm()
 
 
 class Complaints:
@@ -117,15 +234,3 @@ class Complaints:
         )
         self._silent_until = time.monotonic() + COMPLAIN_EVERY_S
         self._withheld = 0
-
-
-def lenient(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """A deserializer that gives None for bytes that are no message: gRPC's own answer to an exception is a traceback."""
-
-    def read(data: bytes) -> Any:
-        try:
-            return parse(data)
-        except DecodeError:
-            return None
-
-    return read

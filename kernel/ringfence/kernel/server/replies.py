@@ -1,13 +1,13 @@
-"""The replies of one stream: how many are owed, and which wait for their turn to be written."""
+"""The replies of one stream: how many are owed, and what follows when one is written."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
+from functools import partial
 
-from ringfence.kernel.server.wire import Context, aio, rpc
+from ringfence.kernel.server import frames
+from ringfence.kernel.server.stream import Stream
 from ringfence.kernel.settled import Answer
 from ringfence.v1 import syscalls_pb2 as pb
 
@@ -15,21 +15,19 @@ log = logging.getLogger(__name__)
 
 
 class Replies:
-    """Writes replies in the order in which they come, one at a time as gRPC wants it."""
+    """Writes replies in the order in which they come."""
 
-    def __init__(self, context: Context, parks: Callable[[Answer], None]) -> None:
-        """Prepare; `write` does it.
+    def __init__(self, stream: Stream, parks: Callable[[Answer], None]) -> None:
+        """Prepare.
 
         Args:
-            context: of the stream.
+            stream: where they go.
             parks: told of an answer after which the agent is to be parked, once it is written or withheld.
         """
-        self._context = context
+        self._stream = stream
         self._parks = parks
-        self._ready: deque[tuple[int, Answer, Callable[[], None]]] = deque()
         self._owed = 0
         self._closed = False
-        self._wake: asyncio.Future[None] | None = None
 
     def expect(self, call_id: int, written: Callable[[], None]) -> Callable[[Answer], None]:
         """Count a call.
@@ -42,47 +40,42 @@ class Replies:
             Takes the call's answer, once.
         """
         self._owed += 1
-
-        def reply(answer: Answer) -> None:
-            self._ready.append((call_id, answer, written))
-            self._wakes()
-
-        return reply
+        return partial(self._reply, call_id, written)
 
     def close(self) -> None:
-        """No more calls come: `write` ends when nothing is owed."""
+        """No more calls come: the stream ends when nothing is owed."""
         self._closed = True
-        self._wakes()
+        if not self._owed:
+            self._stream.end(frames.OK)
 
-    def _wakes(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+    def _reply(self, call_id: int, written: Callable[[], None], answer: Answer) -> None:
+        park = answer if answer.park else None
+        if answer.withheld:
+            self._sent(written, park)
+            return
+        try:
+            data = _response(call_id, answer)
+        except Exception:
+            log.exception("bug in the reply to step %d", answer.step)
+            self._sent(written, park)
+            return
+        if self._stream.send_now(data):
+            self._sent(written, park)
+        else:
+            # A client that is gone can't be told; its successor reads the answer from the journal.
+            # What waits is kept once: the answer itself is let go.
+            self._stream.send(data, partial(self._sent, written, park))
 
-    async def write(self) -> None:
-        """Write replies as they come, to the last."""
-        gone = False
-        while not self._closed or self._owed:
-            while self._ready:
-                call_id, answer, written = self._ready.popleft()
-                try:
-                    if not gone and not answer.withheld:
-                        await self._context.write(_response(call_id, answer))
-                except (rpc.RpcError, aio.BaseError, asyncio.InvalidStateError):
-                    # A client that is gone can't be told; its successor reads the answer from the journal.
-                    gone = True
-                except Exception:
-                    log.exception("bug in the reply to step %d", answer.step)
-                self._owed -= 1
-                written()
-                if answer.park:
-                    self._parks(answer)
-            if self._closed and not self._owed:
-                return
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
+    def _sent(self, written: Callable[[], None], park: Answer | None) -> None:
+        self._owed -= 1
+        written()
+        if park is not None:
+            self._parks(park)
+        if self._closed and not self._owed:
+            self._stream.end(frames.OK)
 
 
-def _response(call_id: int, answer: Answer) -> pb.StreamResponse:
+def _response(call_id: int, answer: Answer) -> bytes:
     response = pb.StreamResponse()
     reply = response.reply
     reply.id, reply.step, reply.replayed = call_id, answer.step, answer.replayed
@@ -93,4 +86,4 @@ def _response(call_id: int, answer: Answer) -> pb.StreamResponse:
         reply.failure.reason = failure.reason
         reply.failure.message = failure.message
         reply.failure.metadata.update(failure.metadata)
-    return response
+    return response.SerializeToString()

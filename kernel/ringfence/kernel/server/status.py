@@ -7,7 +7,8 @@ from typing import Any
 from google.protobuf import any_pb2
 from google.protobuf.message import Message
 from ringfence.kernel.problems import Problem
-from ringfence.kernel.server.wire import Context, details, rich, rpc, statuses
+from ringfence.kernel.server.stream import Stream
+from ringfence.kernel.server.wire import Context, details, rpc, statuses
 from ringfence.syscalls.errors import SyscallError
 
 DOMAIN = "ringfence"
@@ -59,7 +60,7 @@ def rich_status(error: SyscallError) -> Any:
         retry.retry_delay.FromMilliseconds(int(retry_ms))
         parts.append(_packed(retry))
     number: int = code.value[0]
-    return rich.to_status(statuses.Status(code=number, message=error.message, details=parts))
+    return statuses.Status(code=number, message=error.message, details=parts)
 
 
 def _packed(message: Message) -> any_pb2.Any:
@@ -68,15 +69,10 @@ def _packed(message: Message) -> any_pb2.Any:
     return packed
 
 
-def end_with(context: Context, error: SyscallError) -> None:
-    """Make an agent's call end with an error as soon as its handler returns.
-
-    An abort would raise, and its traceback keep the request's bytes until the collector comes by: megabytes for each call.
-    """
+def end_with(stream: Stream, error: SyscallError) -> None:
+    """End an agent's call with an error."""
     status = rich_status(error)
-    context.set_code(status.code)
-    context.set_details(status.details)
-    context.set_trailing_metadata(status.trailing_metadata)
+    stream.end(status.code, status.message, status.SerializeToString())
 
 
 async def abort_with_problem(context: Context, problem: Problem) -> None:

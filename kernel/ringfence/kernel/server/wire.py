@@ -7,11 +7,9 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 from google.rpc import error_details_pb2, status_pb2  # pyright: ignore[reportMissingTypeStubs] - it has none
-from grpc_status import rpc_status
 
 rpc: Any = grpc
 aio: Any = grpc.aio
-rich: Any = rpc_status
 details: Any = error_details_pb2
 statuses: Any = status_pb2
 

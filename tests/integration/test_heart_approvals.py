@@ -240,6 +240,20 @@ async def test_the_end_of_an_agent_closes_what_waits(heart: Heart) -> None:
     assert heart.post.effects == []
 
 
+async def test_what_waits_ends_in_the_transaction_that_says_killed(heart: Heart) -> None:
+    """Also where no kernel has the call any more."""
+    thread = await heart.agent(ask=[POST])
+    heart.begin(thread, 0)
+    (waits,) = await inbox(heart, 1)
+    heart.core.threads.pop(thread.key)
+    await heart.core.store.set_agent(thread.key, state="paused")
+    assert (await approvals.show(heart.kernel, waits["id"]))["state"] == "pending"
+    await heart.core.store.set_agent(thread.key, state="killed")
+    assert (await approvals.approvals(heart.kernel, "", everything=False))["approvals"] == []
+    with pytest.raises(Problem, match="the agent was killed"):
+        await approve(heart, waits)
+
+
 async def test_a_revoked_rule_ends_the_call_that_it_asked_about(heart: Heart) -> None:
     thread = await heart.agent(ask=[POST])
     call = heart.begin(thread, 0)

@@ -35,7 +35,11 @@ where state not in ('done', 'failed', 'killed') or (%(all)s and not exists (sele
 order by key
 
 -- name: set
--- A key that is absent from the patch leaves its column; a JSON null empties it.
+-- A key that is absent from the patch leaves its column; a JSON null empties it. What waits for a person ends with an agent that
+-- is killed, in the same transaction.
+with closed as (
+    update approvals set state = 'voided', decided_at = clock_timestamp(), decided_by = 'the kernel', reason = 'the agent was killed'
+    where agent = %(key)s and state = 'pending' and %(patch)s::jsonb ->> 'state' = 'killed')
 update agents set
     state = coalesce(p.j ->> 'state', state),
     waiting_for = coalesce(p.j ->> 'waiting_for', waiting_for),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from ringfence.policy.kernel_file import ManifestError, parse_kernel_file
+from ringfence.policy.lint import lint_kernel_file
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.outreach import EVENTS
 
@@ -133,3 +134,22 @@ def test_the_examples_of_the_page_are_read() -> None:
     assert sorted(webhooks.webhooks) == ["chat", "pager"]
     assert callback.callback is not None
     assert sorted(callback.callback.people) == ["anna", "bert"]
+
+
+@pytest.mark.parametrize(
+    ("callback", "told"),
+    [
+        ("", True),
+        ("{anna: {key: {secret: a}, account: root}}", True),
+        ("{anna: {key: {secret: a}}}", False),
+        ("{anna: {key: {secret: a}, account: root}, bert: {key: {secret: b}}}", False),
+    ],
+)
+def test_more_people_than_there_can_be_are_warned_of(callback: str, told: bool) -> None:
+    text = f"{KERNEL}  ceilings:\n    approvals: {{people: 2}}\n"
+    if callback:
+        text += f'  callback: {{listen: "127.0.0.1:80", people: {callback}}}\n'
+    found = lint_kernel_file(parse_kernel_file(text))
+    assert [(one.line, "2 people have to approve" in one.message) for one in found] == (
+        [(5, True)] if told else []
+    )

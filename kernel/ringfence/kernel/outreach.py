@@ -19,20 +19,12 @@ class Outreach:
         self._callback = CallbackDoor(kernel)
 
     async def open(self) -> None:
-        """Start both. An address that can't be listened at is no reason not to start: `status` says so.
-
-        Raises:
-            Unavailable: the database is away.
-        """
+        """Start both. An address that can't be listened at is no reason not to start: `status` says so."""
         await self._webhooks.open()
         await self._callback.apply()
 
     async def apply(self) -> None:
-        """Take over what the kernel file says now.
-
-        Raises:
-            Unavailable: the database is away.
-        """
+        """Take over what the kernel file says now."""
         await self._webhooks.apply()
         await self._callback.apply()
 

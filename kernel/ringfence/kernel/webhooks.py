@@ -10,6 +10,7 @@ and no call of an agent ever waits for one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -88,27 +89,42 @@ class Webhooks:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        """Declare them, and go on with what an earlier kernel left.
-
-        Raises:
-            Unavailable: the database is away.
-        """
-        await self.apply()
-        if self._hooks:
-            await self._kernel.core.store.hurry_outbox(list(self._hooks))
+        """Declare them, and go on at once with what an earlier kernel left."""
+        await self._take_over(hurry=True)
 
     async def apply(self) -> None:
-        """Take over what the kernel file says now.
+        """Take over what the kernel file says now. Where the database is away, that is done when it is back."""
+        await self._take_over(hurry=False)
 
-        Raises:
-            Unavailable: the database is away.
-        """
+    async def _take_over(self, *, hurry: bool) -> None:
         await self.close()
         self._hooks = self._kernel.ownership.resources.file.webhooks
+        try:
+            await self._declare(hurry=hurry)
+        except JournalError as error:
+            log.warning("the webhooks can't be declared now: %s", error)
+            self._tasks = [asyncio.create_task(self._declared_later(), name="ringfence webhooks")]
+        else:
+            self._start()
+
+    async def _declare(self, *, hurry: bool) -> None:
+        store = self._kernel.core.store
+        own = next(k for k in await store.kernels() if k.key == self._kernel.core.kernel)
         told = {name: hook.events for name, hook in self._hooks.items()}
-        own = next(k for k in await self._kernel.core.store.kernels() if k.key == self._kernel.core.kernel)
-        await self._kernel.core.store.declare_webhooks(told, own.host, own.data_dir)
-        self._tasks = [
+        await store.declare_webhooks(told, own.host, own.data_dir)
+        if hurry and self._hooks:
+            await store.hurry_outbox(list(self._hooks))
+
+    async def _declared_later(self) -> None:
+        while True:
+            await asyncio.sleep(POLL_S)
+            with contextlib.suppress(JournalError):
+                await self._declare(hurry=True)
+                self._start()
+                return
+
+    def _start(self) -> None:
+        self._tasks += [
             asyncio.create_task(self._serve(hook), name=f"ringfence webhook {name}")
             for name, hook in self._hooks.items()
         ]
@@ -117,10 +133,12 @@ class Webhooks:
 
     async def close(self) -> None:
         """Send nothing any more; what is under way is sent again by the next kernel."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        while self._tasks:
+            # The one that declares them later may just have started others.
+            tasks, self._tasks = self._tasks, []
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def report(self) -> list[dict[str, Any]]:
         """How each receiver does, for `status`.

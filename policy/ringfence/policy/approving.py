@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from ringfence.policy.actions import applies, kind_of
@@ -27,11 +27,13 @@ class People:
         number: different people that have to approve a call; one denial denies it.
         of: calls that this is about; empty: all that ask.
         not_submitter: whether who submitted the agent can't approve them.
+        line: where the number stands in its file.
     """
 
     number: int = 1
     of: tuple[Rule, ...] = ()
     not_submitter: bool = False
+    line: int = field(default=0, compare=False)
 
     def concerns(self, action: str, resource: Resource) -> bool:
         """Whether it is about this call; never raises."""
@@ -40,8 +42,9 @@ class People:
 
 def read_people(reader: Reader, fields: Fields, what: str, numbers: Numbers) -> People:
     """Read the keys `people`, `for` and `not_submitter` of a section."""
-    number = 1
+    number, line = 1, 0
     if "people" in fields:
+        line = fields["people"][0].line
         number = reader.integer(fields["people"][1], f"{what}.people", 1, PEOPLE_MAX, 1)
     rules: tuple[Rule, ...] = ()
     if "for" in fields:
@@ -53,7 +56,7 @@ def read_people(reader: Reader, fields: Fields, what: str, numbers: Numbers) -> 
             # INVARIANT: an empty list must not come to mean every call, nor none.
             reader.wrong(node, f"`{what}.for` is empty", "name the calls, or leave it out to mean all")
     barred = "not_submitter" in fields and reader.flag(fields["not_submitter"][1], f"{what}.not_submitter")
-    return People(number=number, of=rules, not_submitter=barred)
+    return People(number=number, of=rules, not_submitter=barred, line=line)
 
 
 def read_ceiling(reader: Reader, node: Node) -> People:

@@ -60,11 +60,23 @@ def lint_kernel_file(file: KernelFile) -> list[Problem]:
         found.append(
             _at(first, "no resource is `untrusted`, so nothing is ever tainted", "mark the resource")
         )
+    found += _people(file)
     for declared in file.resources.values():
         if declared.type in {"http", "llm"} and declared.auth is not None and _in_clear(declared.base):
             what = f"the credential of `{declared.name}` is sent over `http://` in the clear"
             found.append(Problem(line=declared.line, column=1, message=what, fix="use `https://`"))
     return sorted(set(found))
+
+
+def _people(file: KernelFile) -> list[Problem]:
+    """A warning where more people have to approve than there can be: everybody at the operator socket is one."""
+    people = [] if file.callback is None else list(file.callback.people.values())
+    there = len(people) + (not any(one.account for one in people))
+    wanted = file.ceilings.people
+    if wanted.number <= there:
+        return []
+    what = f"{wanted.number} people have to approve, and the kernel can tell {there} apart, so what needs them is never approved"
+    return [Problem(line=wanted.line, column=1, message=what, fix="name people under `callback`")]
 
 
 def _in_clear(base: str) -> bool:

@@ -87,6 +87,10 @@ def test_an_agent_does_the_same_under_the_rules_it_taught(scene: Scene, web: Tar
         'fs.read: "/workspace/.env"',
         "sql.read: {database: shop, tables: [secrets]}",
     }
+    # Allowing these would change nothing while the denies stand, and it says so.
+    assert {one["rule"] for one in found["barred"]} == set(found["denied"])
+    assert all("of the manifest" in one["by"] for one in found["barred"])
+    assert "stands against these" in found["yaml"]
     head = "apiVersion: ringfence/v1\nkind: Agent\nmetadata: {name: taught}\nspec:\n  run: {command: [sleep, '9']}\n"
     text = head + textwrap.indent(found["yaml"], "  ")
     manifest = scene.kernel.data.parent / "taught.yaml"

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from ringfence.policy.engine import AgentPolicy
 from ringfence.policy.learn import Used, as_yaml, learn
 from ringfence.policy.manifest import parse_manifest
+from ringfence.policy.rules import parse_rule
 from ringfence.policy.types import Request, Verdict
 
 HEAD = "apiVersion: ringfence/v1\nkind: Agent\nmetadata: {name: learned}\nspec:\n  run: {command: [a]}\n"
@@ -119,3 +120,15 @@ def test_a_pattern_never_takes_in_what_was_denied() -> None:
 def test_what_another_rule_says_anyway_is_left_out() -> None:
     found = learn([*uses("fs.read", "/workspace/a"), *uses("fs.stat", "/workspace/a"), *uses("now", "")])
     assert found.allow == ('fs.read: "/workspace/a"',)
+
+
+def test_what_a_deny_stands_against_is_told_apart_from_what_no_rule_allows() -> None:
+    refused = uses("fs.write", "/workspace/a", "/workspace/b", verdict=Verdict.DENY)
+    found = learn(refused, lambda one: "denied by rule d1" if one.resource == "/workspace/b" else "")
+    assert found.denied == ('fs.write: "/workspace/a"', 'fs.write: "/workspace/b"')
+    assert found.barred == (('fs.write: "/workspace/b"', "denied by rule d1"),)
+    shown = as_yaml(found, denied=True)
+    assert '#   - fs.write: "/workspace/b"  # denied by rule d1' in shown
+    # The rule that is proposed does allow what was denied.
+    policy = AgentPolicy("learned", [("g", parse_rule(found.denied[0]))])
+    assert verdict_of(policy, refused[0]) is Verdict.ALLOW

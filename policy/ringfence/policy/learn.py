@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,17 +37,23 @@ class Used:
 class Learned:
     """Rules as texts, by verdict; `denied` are the ones that would allow what was denied.
 
-    `uncovered` is what no rule of the grammar can allow.
+    `barred` are what of these does not help, with what stands in the way; `uncovered` is what no rule of the grammar can allow.
     """
 
     allow: tuple[str, ...]
     ask: tuple[str, ...]
     denied: tuple[str, ...]
     uncovered: tuple[Used, ...]
+    barred: tuple[tuple[str, str], ...] = ()
 
 
-def learn(used: Iterable[Used]) -> Learned:
-    """Find rules that allow all that was allowed, ask about all that was asked, and allow nothing that was denied."""
+def learn(used: Iterable[Used], denies: Callable[[Used], str] = lambda _: "") -> Learned:
+    """Find rules that allow all that was allowed, ask about all that was asked, and allow nothing that was denied.
+
+    Args:
+        used: what was asked of policy.
+        denies: what in force denies a use by itself, for people; empty: nothing but that no rule allows it.
+    """
     seen = list(dict.fromkeys(used))
     by = {verdict: [u for u in seen if u.verdict is verdict] for verdict in Verdict}
     refused = [
@@ -66,7 +72,19 @@ def learn(used: Iterable[Used]) -> Learned:
         ask=tuple(r.text for r in asking),
         denied=tuple(r.text for r in would),
         uncovered=(*lost, *more),
+        barred=tuple(
+            (would_be, why)
+            for one in refused
+            for would_be in [_text(one)]
+            if would_be and (why := denies(one))
+        ),
     )
+
+
+def _text(one: Used) -> str:
+    """The narrowest rule that would allow a use; empty: there is none."""
+    pattern = None if one.action in OWN_ACTIONS else _exact(one, Verdict.ALLOW)
+    return "" if pattern is None else _rule(one.action, (pattern,), Verdict.ALLOW).text
 
 
 def as_yaml(learned: Learned, *, denied: bool) -> str:
@@ -81,6 +99,9 @@ def as_yaml(learned: Learned, *, denied: bool) -> str:
         lines += [f"  {verdict}:", *(f"    - {rule}" for rule in rules)] if rules else [f"  {verdict}: []"]
     if denied and learned.denied:
         lines += ["  # It was denied these:", *(f"  #   - {rule}" for rule in learned.denied)]
+    if denied and learned.barred:
+        lines.append("  # A rule in force stands against these, so that allowing them changes nothing:")
+        lines += [f"  #   - {rule}  # {' '.join(why.split())}" for rule, why in learned.barred]
     return "\n".join(lines) + "\n"
 
 

@@ -17,6 +17,7 @@ from ringfence.policy.learn import Used, as_yaml, learn
 from ringfence.policy.types import Verdict
 from ringfence.sandbox.points import PointManifest
 from ringfence.sandbox.snapshots import SnapshotError
+from ringfence.syscalls.base import Question
 from ringfence.syscalls.codec import decode_arguments
 from ringfence.syscalls.errors import SyscallError
 
@@ -49,12 +50,20 @@ async def learned(kernel: Kernel, name: str, *, denied: bool) -> dict[str, Any]:
         intent = intents.pop(row.step, None)
         questions = await asyncio.to_thread(_all_questions, kernel, thread, row, intent)
         used |= dict.fromkeys(questions)
-    found = await asyncio.to_thread(learn, used)
+    rights = await thread.current_rights()
+
+    def denies(one: Used) -> str:
+        # Facts that nobody looks at here count as matched, but only where a rule or a condition says something.
+        decision = rights.decide(Question(action=one.action, resource=one.resource), "WRITE")
+        return decision.reason if decision.verdict is Verdict.DENY and decision.rules else ""
+
+    found = await asyncio.to_thread(learn, used, denies)
     return {
         "agent": thread.id,
         "allow": list(found.allow),
         "ask": list(found.ask),
         "denied": list(found.denied),
+        "barred": [{"rule": rule, "by": why} for rule, why in found.barred],
         "uncovered": [{"action": u.action, "resource": u.resource} for u in found.uncovered],
         "yaml": as_yaml(found, denied=denied),
     }

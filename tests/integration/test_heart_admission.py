@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from ringfence.kernel.freezing import pause, resume
 from ringfence.kernel.journal.types import Unavailable
 from ringfence.kernel.operations import agents, history, rights
 from ringfence.kernel.problems import Problem
@@ -404,7 +405,7 @@ async def test_what_an_operator_says_of_a_waiting_agent_stays(heart: Heart) -> N
     assert (await heart.call(thread, 0)).failure is None
     call = heart.begin(thread, 1)
     await until(lambda: thread.state == "waiting")
-    await heart.processes.pause(thread)
+    await pause(heart.processes, thread)
     assert (await call).failure is None
     assert thread.state == "paused"
 
@@ -414,9 +415,9 @@ async def test_a_wait_shows_again_when_an_agent_that_was_paused_in_it_goes_on(he
     assert (await heart.call(thread, 0)).failure is None
     call = heart.begin(thread, 1)
     await until(lambda: thread.state == "waiting")
-    await heart.processes.pause(thread)
+    await pause(heart.processes, thread)
     assert thread.state == "paused"
-    await heart.processes.resume(thread)
+    await resume(heart.processes, thread)
     assert (thread.state, thread.waiting_for) == ("waiting", "rate http.post")
     await heart.processes.kill(thread)
     assert isinstance((await call).failure, Killed)

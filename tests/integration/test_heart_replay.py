@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from ringfence.kernel.freezing import pause, resume
 from ringfence.kernel.journal.types import Unavailable
 from ringfence.kernel.operations import history
 from ringfence.kernel.problems import Problem
@@ -157,7 +158,7 @@ async def test_an_end_that_is_judged_late_leaves_the_next_program_alone(heart: H
 
 async def test_a_frozen_program_that_is_killed_from_outside_stays_paused(heart: Heart) -> None:
     thread = await heart.agent(allow=ALL, more="restart: {policy: on-failure, max: 3}", started=True)
-    await heart.processes.pause(thread)
+    await pause(heart.processes, thread)
     await ended(heart)
     await until(lambda: thread.program is None)
     store = heart.core.store
@@ -167,7 +168,7 @@ async def test_a_frozen_program_that_is_killed_from_outside_stays_paused(heart: 
     for _ in range(10):
         await asyncio.sleep(0)
     assert (thread.state, len(heart.hand.programs)) == ("paused", 1)
-    await heart.processes.resume(thread)
+    await resume(heart.processes, thread)
     assert (thread.state, len(heart.hand.programs)) == ("running", 2)
 
 
@@ -263,18 +264,18 @@ async def test_of_two_unknown_outcomes_each_goes_on_when_it_is_settled(heart: He
 async def test_a_paused_agent_stays_paused_when_its_outcome_is_settled(heart: Heart) -> None:
     thread = await heart.agent(allow=ALL, started=True)
     call = await unknown_call(heart, thread)
-    await heart.processes.pause(thread)
+    await pause(heart.processes, thread)
     assert (await resolve(heart, thread, 1, "done"))["state"] == "paused"
     assert (await call).failure is None
-    await heart.processes.resume(thread)
+    await resume(heart.processes, thread)
     assert thread.state == "running"
 
 
 async def test_a_thawed_agent_shows_what_it_still_waits_for(heart: Heart) -> None:
     thread = await heart.agent(allow=ALL, started=True)
     await unknown_call(heart, thread)
-    await heart.processes.pause(thread)
-    await heart.processes.resume(thread)
+    await pause(heart.processes, thread)
+    await resume(heart.processes, thread)
     assert (thread.state, thread.waiting_for) == ("unknown", "the outcome of step 1")
 
 

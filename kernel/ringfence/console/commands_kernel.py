@@ -210,6 +210,15 @@ def _outreach(document: Mapping[str, Any]) -> list[tuple[str, object]]:
     return lines
 
 
+def _scheduler_text(scheduler: Mapping[str, Any]) -> str | None:
+    most = record(scheduler, "limits").get("agents")
+    live, waiting = scheduler.get("live") or 0, scheduler.get("waiting") or 0
+    if most is None and not waiting:
+        return None
+    of = "" if most is None else f" of {most}"
+    return f"{live}{of} agents live, {waiting} wait{'s' if waiting == 1 else ''} for a turn"
+
+
 def _telemetry_text(telemetry: Mapping[str, Any]) -> str | None:
     sent = [name for name in ("traces", "metrics") if telemetry.get(name)]
     return (
@@ -235,6 +244,7 @@ def _status_facts(document: Mapping[str, Any]) -> list[tuple[str, object]]:
         ("config", config.get("file") or "none"),
         ("loaded", config.get("loaded_at")),
         ("error", config.get("error")),
+        ("scheduler", _scheduler_text(record(document, "scheduler"))),
         ("telemetry", _telemetry_text(record(document, "telemetry"))),
         *(("counted", _closeness_text(model)) for model in records(document, "models")),
         *_unavailable(config),

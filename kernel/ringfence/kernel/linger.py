@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+PRESSED_S = 1.0
+"""How long an agent lingers at most while others wait for a turn to live; what ends sooner is waited for."""
 ASLEEP_STATES = frozenset({"sleeping", "parked"})
 
 
@@ -41,6 +43,7 @@ class Linger:
         self._spawn = spawn
         self._alarms: dict[AgentKey, asyncio.TimerHandle] = {}
         core.mailboxes.arrived, core.mailboxes.sleeping = self._arrived, self._without_call
+        processes.turns.on_pressure = self.hurry
 
     def _arrived(self, key: AgentKey) -> None:
         """A message came: wake an agent that is asleep since an earlier kernel, so that no call of its waits for it here."""
@@ -60,6 +63,8 @@ class Linger:
         elif resting and self._may_sleep(thread):
             if thread.key not in self._alarms:
                 delay_s = thread.manifest.approvals.linger_s
+                if self._processes.turns.pressed:
+                    delay_s = min(delay_s, PRESSED_S)
                 alarm = asyncio.get_running_loop().call_later(delay_s, self._lingered, thread)
                 self._alarms[thread.key] = alarm
         else:
@@ -93,17 +98,26 @@ class Linger:
             and all(wait.kind != "rate" for wait in thread.waits.values())
         )
 
+    def hurry(self) -> None:
+        """Others wait for a turn to live: those that only wait give theirs up without lingering."""
+        for key in self._alarms:
+            thread = self._core.threads.get(key)
+            if thread is not None:
+                self._spawn(self._put_to_sleep(thread, PRESSED_S))
+
     def _lingered(self, thread: Thread) -> None:
         self._alarms.pop(thread.key, None)
-        self._spawn(self._put_to_sleep(thread))
+        linger_s = thread.manifest.approvals.linger_s
+        if self._processes.turns.pressed:
+            linger_s = min(linger_s, PRESSED_S)
+        self._spawn(self._put_to_sleep(thread, linger_s))
 
-    async def _put_to_sleep(self, thread: Thread) -> None:
+    async def _put_to_sleep(self, thread: Thread, linger_s: float) -> None:
         async with thread.operation:
             if not waits.blocked(thread) or not self._may_sleep(thread) or self._core.stopping:
                 return
             first_us = waits.wake_at_us(thread)
-            linger_us = thread.manifest.approvals.linger_s * 1e6
-            if first_us is not None and first_us - time.time_ns() // 1000 < linger_us:
+            if first_us is not None and first_us - time.time_ns() // 1000 < linger_s * 1e6:
                 return  # it goes on soon: to end it and start it again costs more than it saves
             thread.asleep = True
             wake_at = None if first_us is None else datetime.fromtimestamp(first_us / 1e6, UTC)

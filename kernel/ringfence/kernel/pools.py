@@ -107,6 +107,10 @@ class Pools:
         self.members[key] = member
         return member
 
+    def labels_of(self, key: AgentKey) -> Sequence[Mapping[str, str]]:
+        """Labels of an agent that was adopted, and of each agent above it: what its parents count for, it counts for."""
+        return self._labels.get(key, ())
+
     async def adopt(self, key: AgentKey, labels: Sequence[Mapping[str, str]]) -> Member | None:
         """Take over an agent with the shares that its earlier kernel left.
 

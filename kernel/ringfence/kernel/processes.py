@@ -35,6 +35,7 @@ from ringfence.kernel.revocation import cancel
 from ringfence.kernel.server.agent_door import AgentDoor
 from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import FINAL_STATES, Thread
+from ringfence.kernel.turns import Turns
 from ringfence.kernel.waits import show
 from ringfence.sandbox.types import Exit, ExitReason, SandboxError, SandboxLostError
 from ringfence.syscalls.errors import JournalUnavailable, Killed
@@ -72,6 +73,8 @@ class Processes:
         self._running: dict[AgentKey, _Running] = {}
         self._logs: dict[tuple[AgentKey, str], LogPump] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        limits = lambda: ownership.resources.file.scheduler  # noqa: E731
+        self.turns = Turns(core, limits, self.start_or_fail, self._spawn)
         self._linger = Linger(core, self, self._spawn)
         self.on_end: RunEnd | None = None  # set by who begins the runs of scheduled agents
         core.on_rest, core.wake = self._linger.rests, self.wake
@@ -121,7 +124,7 @@ class Processes:
     # -- start ----------------------------------------------------------------------------------------------------
 
     async def start(self, thread: Thread) -> None:
-        """Start the agent's program; a thread with a past continues by replay.
+        """Start the agent's program; a thread with a past continues by replay. It is `pending` until its turn comes.
 
         A sandbox that dies while it is made counts as an end of the program: its restart policy says whether it is tried
         again, and the agent is `pending` until then.
@@ -133,6 +136,17 @@ class Processes:
             return  # two asked at once
         if self._core.stopping:
             raise SandboxError("the kernel is stopping; start it again under the next one")
+        try:
+            if not await self.turns.taken(thread):
+                return
+        except SandboxError as error:
+            await self._fail(thread, error)
+        try:
+            await self._start(thread)
+        finally:
+            self.turns.started(thread)
+
+    async def _start(self, thread: Thread) -> None:
         if why := await missing_files(thread, self._layout):
             await self._fail(thread, SandboxError(why))
         await settle_again(self._core, thread)
@@ -219,6 +233,7 @@ class Processes:
         await asyncio.gather(*running.pumps, return_exceptions=True)
         await running.door.close()
         thread.program = None
+        self.turns.ended(thread)
         if running.ending or self._core.stopping:
             return
         # An agent's death cancels nothing: its calls finish and are recorded before it is judged or started again.
@@ -344,6 +359,7 @@ class Processes:
         async with thread.operation:
             await self.end_program(thread)
             await asyncio.gather(*(cancel(flight, reason) for flight in list(thread.flights.values())))
+            self.turns.ended(thread)
             if thread.state not in FINAL_STATES:
                 await self.set_state(thread, state, ended_at=datetime.now(UTC), **more)
 
@@ -367,29 +383,6 @@ class Processes:
                 await self.start_or_fail(thread)
                 return
             await self._settle(thread, "parked", waiting_for=answer.park, error=error)
-
-    async def pause(self, thread: Thread) -> None:
-        """Freeze the program."""
-        async with thread.operation:
-            if thread.program is not None:
-                await thread.program.pause()
-                thread.frozen = True
-            await self.set_state(thread, "paused")
-
-    async def resume(self, thread: Thread) -> None:
-        """Thaw the program, or start it again where the kernel was restarted meanwhile."""
-        async with thread.operation:
-            if thread.program is not None:
-                await thread.program.resume()
-                thread.frozen = False
-                waits = thread.replay.waits()
-                if waits:
-                    await self.set_state(thread, "unknown", waiting_for=f"the outcome of step {waits[0]}")
-                else:
-                    await self.set_state(thread, "running")
-                    show(thread)
-            else:
-                await self.start(thread)
 
     async def stop_all(self) -> None:
         """End every program for the kernel's own stop; agents keep their state and are started again by the next kernel."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ringfence.policy import approving, engines, outreach, pools, sections, when
+from ringfence.policy import approving, engines, outreach, pools, scheduling, sections, when
 from ringfence.policy import resources as declarations
 from ringfence.policy.approving import People
 from ringfence.policy.conditions import Condition, Environment
@@ -19,6 +19,7 @@ from ringfence.policy.problems import ManifestError, Problem
 from ringfence.policy.reader import Fields, Numbers, Reader, header
 from ringfence.policy.resources import Auth, EffectDecl, ResourceDecl, SecretRef, read_resource
 from ringfence.policy.rules import Rule, Rules
+from ringfence.policy.scheduling import Schedule
 from ringfence.policy.strict_yaml import Node
 from ringfence.policy.types import Verdict
 
@@ -35,13 +36,24 @@ __all__ = [
 
 KEYS: Final = {
     "": ("apiVersion", "kind", "spec"),
-    "spec": ("resources", "ceilings", "roles", "untaint", "sandbox", "budgets", "webhooks", "callback"),
+    "spec": (
+        "resources",
+        "ceilings",
+        "roles",
+        "untaint",
+        "sandbox",
+        "scheduler",
+        "budgets",
+        "webhooks",
+        "callback",
+    ),
     "ceilings": ("deny", "ask", "when", "budgets", "approvals"),
     "ceilings.approvals": approving.KEYS,
     "role": ("roles", "environment", "allow", "ask", "deny", "when"),
     "sandbox": (*sections.KEYS["sandbox"], "docker", "remote"),
     "docker": engines.KEYS,
     "remote": engines.REMOTE_KEYS,
+    "scheduler": scheduling.KEYS,
     "budgets": sections.KEYS["budgets"],
     "pool": pools.KEYS,
     **when.KEYS,
@@ -95,6 +107,7 @@ class KernelFile:
         pools: budgets of many agents together, by their selectors.
         webhooks: who is told of what happens, by name.
         callback: where people's own systems decide approvals; None: nowhere.
+        scheduler: how many agents live at once.
     """
 
     resources: Mapping[str, ResourceDecl] = field(default_factory=dict[str, ResourceDecl])
@@ -108,6 +121,7 @@ class KernelFile:
     pools: Mapping[str, Pool] = field(default_factory=dict[str, Pool])
     webhooks: Mapping[str, WebhookDecl] = field(default_factory=dict[str, WebhookDecl])
     callback: CallbackDecl | None = None
+    scheduler: Schedule = field(default_factory=Schedule)
     later: tuple[Problem, ...] = ()
 
     def unsupported(self) -> list[Problem]:
@@ -151,6 +165,9 @@ def parse_kernel_file(text: str, source: str = "ringfence.yaml") -> KernelFile:
         pools=pools.read_pools(reader, nodes["budgets"], "spec.budgets") if "budgets" in nodes else {},
         webhooks=outreach.read_webhooks(reader, nodes["webhooks"]) if "webhooks" in nodes else {},
         callback=outreach.read_callback(reader, nodes["callback"]) if "callback" in nodes else None,
+        scheduler=scheduling.read_scheduler(reader, nodes["scheduler"])
+        if "scheduler" in nodes
+        else Schedule(),
         later=tuple(sorted(reader.later)),
     )
     reader.finish()

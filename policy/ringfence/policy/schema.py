@@ -17,6 +17,7 @@ from ringfence.policy import (
     outreach,
     pools,
     resources,
+    scheduling,
     sections,
     undoing,
     when,
@@ -46,6 +47,19 @@ _PEOPLE: Final[dict[str, Schema]] = {
     "for": {**_RULES, "minItems": 1},
     "not_submitter": {"type": "boolean"},
 }
+
+
+def _scheduler() -> Schema:
+    number: Schema = {"type": "integer", "minimum": 1}
+    labels: Schema = {
+        "type": "object",
+        "propertyNames": {"pattern": "^[^=]+=[^=]+$"},
+        "additionalProperties": number,
+    }
+    return _object(
+        scheduling.KEYS,
+        {"agents": number, "memory": _SIZE, "starts": number, "labels": labels, "share_by": _TEXT},
+    )
 
 
 def _sandbox(keys: Sequence[str] = sections.KEYS["sandbox"], **more: Schema) -> Schema:
@@ -361,6 +375,7 @@ def kernel_schema() -> Schema:
             "budgets": _pools(),
             "webhooks": {"type": "object", "additionalProperties": _webhook()},
             "callback": _callback(),
+            "scheduler": _scheduler(),
         },
     )
     return _file("Kernel", kernel_file.KEYS[""], {"spec": spec}, ("spec",))

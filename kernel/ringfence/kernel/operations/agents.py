@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any
 
+from ringfence.kernel import freezing
 from ringfence.kernel.descent import end_below
 from ringfence.kernel.journal.types import AgentRecord, Damaged, Phase, StoredRow
 from ringfence.kernel.launch import confined_by
@@ -284,7 +285,7 @@ async def pause(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
         raise conflict(
             f"`{thread.id}` is {thread.state}; there is nothing to pause; see: ringfence show {thread.id}"
         )
-    await kernel.processes.pause(thread)
+    await freezing.pause(kernel.processes, thread)
     await kernel.core.operator_event("operator.pause", thread.id, operator=operator)
     return _short(kernel, thread)
 
@@ -300,7 +301,7 @@ async def resume(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
         rests = thread.program is None and await kernel.scheduler.rest_again(thread)
     try:
         if not rests:
-            await kernel.processes.resume(thread)
+            await freezing.resume(kernel.processes, thread)
     except SandboxError as error:
         raise Problem(f"`{thread.id}` can't start: {error}", exit_code=1, reason="SandboxError") from error
     return _short(kernel, thread)

@@ -60,6 +60,7 @@ async def status(kernel: Kernel) -> dict[str, Any]:
             for one in accounts()
         ],
         "pools": [] if database == "away" else await pools.views(kernel, kernel.core.pools.declared.values()),
+        "scheduler": kernel.processes.turns.view(),
         "telemetry": {
             "traces": kernel.telemetry.traces,
             "metrics": kernel.telemetry.metrics,
@@ -99,6 +100,7 @@ async def reload(kernel: Kernel, operator: str) -> dict[str, Any]:
         report = await settle_affected(thread, await thread.refresh(None))
         affected += [{"agent": thread.id, **call} for call in report]
     await kernel.core.pools.look()
+    kernel.processes.turns.pump()
     await kernel.core.operator_event("operator.reload", operator=operator, ok=True, affected=affected)
     return {
         "file": str(new.path) if new.path else None,

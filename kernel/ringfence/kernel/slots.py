@@ -1,0 +1,205 @@
+"""Slots: which agents may have a live process now, and who is next. No I/O, and no clock of its own.
+
+Whoever may not start yet is queued. Order: priority first, then the label value that holds the fewest slots for `share_by`, then who
+asked first. Ten minutes of waiting count as one priority more, so nobody waits for ever.
+
+INVARIANT: what is held never exceeds a bound, but for agents that lived before a bound was lowered.
+INVARIANT: nobody overtakes an agent that waits for a slot or for memory; one that waits for its label's quota holds up no other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from ringfence.policy.scheduling import Schedule
+from ringfence.policy.sections import PRIORITIES
+
+AGING_S: Final = 600.0
+"""Seconds of waiting that count as one priority more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """An agent that is to live.
+
+    Attributes:
+        key: which.
+        priority: as in its manifest.
+        memory_bytes: that it may use.
+        labels: all it counts for.
+        since: when it asked, on the clock of `Slots`.
+    """
+
+    key: Hashable
+    priority: str = "normal"
+    memory_bytes: int = 0
+    labels: frozenset[tuple[str, str]] = field(default_factory=frozenset[tuple[str, str]])
+    since: float = 0.0
+
+
+class Slots:
+    """The live agents of one kernel, and those that wait to be."""
+
+    def __init__(self, limits: Callable[[], Schedule], clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._held: dict[Hashable, Wish] = {}
+        self._starting: set[Hashable] = set()
+        self._queue: dict[Hashable, Wish] = {}
+        self._memory = 0
+        self._labels: Counter[tuple[str, str]] = Counter()
+
+    # -- what there is --------------------------------------------------------------------------------------------
+
+    @property
+    def held(self) -> int:
+        """Agents that live, or are being started."""
+        return len(self._held)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What these may use of memory together."""
+        return self._memory
+
+    @property
+    def queued(self) -> int:
+        """Agents that wait for their turn."""
+        return len(self._queue)
+
+    def never(self, wish: Wish) -> str:
+        """Why an agent can't ever have its turn under these bounds; empty: it can."""
+        most = self._limits().memory_bytes
+        if most is not None and wish.memory_bytes > most:
+            return (
+                f"it asks for {wish.memory_bytes} bytes of memory, and all agents of this kernel share {most}; "
+                "ask for less in `sandbox.memory`, or have the operator raise `spec.scheduler.memory`"
+            )
+        return ""
+
+    # -- turns ----------------------------------------------------------------------------------------------------
+
+    def ask(self, wish: Wish) -> str:
+        """Ask for a turn. Who has one keeps it; who waits keeps its place.
+
+        Returns:
+            Empty: it has its turn, until `release`. Else what it waits for; `pump` names it when its turn has come.
+        """
+        if wish.key in self._held:
+            return ""
+        wish = self._queue.setdefault(wish.key, wish)
+        why = self._first_obstacle(wish)
+        if not why:
+            self._take(wish)
+        return why
+
+    def started(self, key: Hashable) -> None:
+        """It is not being started any more: it lives, or has given up its turn."""
+        self._starting.discard(key)
+
+    def release(self, key: Hashable) -> None:
+        """It lives no more, or waits no more."""
+        self._queue.pop(key, None)
+        self._starting.discard(key)
+        wish = self._held.pop(key, None)
+        if wish is not None:
+            self._memory -= wish.memory_bytes
+            for label in wish.labels:
+                self._labels[label] -= 1
+
+    def pump(self) -> list[Hashable]:
+        """Give turns to all whose time has come; each has it from here on, until `release`."""
+        given: list[Hashable] = []
+        for wish in self._in_order():
+            why, hard = self._obstacle(wish)
+            if not why:
+                self._take(wish)
+                given.append(wish.key)
+            elif hard:
+                break
+        return given
+
+    def waits(self, key: Hashable) -> bool:
+        """Whether it waits for its turn."""
+        return key in self._queue
+
+    # -- how ------------------------------------------------------------------------------------------------------
+
+    def _take(self, wish: Wish) -> None:
+        self._queue.pop(wish.key, None)
+        self._held[wish.key] = wish
+        self._starting.add(wish.key)
+        self._memory += wish.memory_bytes
+        self._labels.update(wish.labels)
+
+    def _first_obstacle(self, wish: Wish) -> str:
+        """What holds an agent up: a bound, or those before it."""
+        why, _ = self._obstacle(wish)
+        if why:
+            return why
+        for other in self._in_order():
+            if other.key == wish.key:
+                return ""
+            before, hard = self._obstacle(other)
+            if hard:
+                return before
+        return ""
+
+    def _obstacle(self, wish: Wish) -> tuple[str, bool]:
+        """The bound that it doesn't fit in, empty for none; and whether others wait behind it."""
+        limits = self._limits()
+        for (name, value), most in limits.labels.items():
+            if (name, value) in wish.labels and self._labels[name, value] >= most:
+                return f"a slot: {most} agents with {name}={value} live already", False
+        if limits.agents is not None and len(self._held) >= limits.agents:
+            return f"a slot: {limits.agents} agents live already", True
+        if limits.memory_bytes is not None and self._memory + wish.memory_bytes > limits.memory_bytes:
+            left = max(0, limits.memory_bytes - self._memory)
+            return f"memory: {wish.memory_bytes} bytes asked for, {left} left", True
+        if len(self._starting) >= limits.starts:
+            return f"its turn: {limits.starts} agents are being started", True
+        return "", False
+
+    def _in_order(self) -> list[Wish]:
+        now, limits = self._clock(), self._limits()
+        shares: Counter[str] = Counter()
+        if limits.share_by:
+            shares.update(_value(w.labels, limits.share_by) for w in self._held.values())
+        waiting = list(self._queue.values())
+        order: list[Wish] = []
+        while waiting:
+            first = min(
+                waiting, key=lambda w: (-_rank(w, now), shares[_value(w.labels, limits.share_by)], w.since)
+            )
+            waiting.remove(first)
+            order.append(first)
+            if not limits.share_by:
+                order += sorted(waiting, key=lambda w: (-_rank(w, now), w.since))
+                break
+            # Those behind it are ordered as if it had its slot.
+            shares[_value(first.labels, limits.share_by)] += 1
+        return order
+
+
+def _rank(wish: Wish, now: float) -> int:
+    return PRIORITIES.index(wish.priority) + int((now - wish.since) / AGING_S)
+
+
+def _value(labels: frozenset[tuple[str, str]], name: str) -> str:
+    """The value of a label; the first of several, empty for none."""
+    return min((value for key, value in labels if key == name), default="")
+
+
+def wish_of(
+    key: Hashable, priority: str, memory_bytes: int, labels: Iterable[Mapping[str, str]], since: float
+) -> Wish:
+    """What an agent with such a manifest asks for; it counts for its own labels, and for those of all above it."""
+    return Wish(
+        key=key,
+        priority=priority,
+        memory_bytes=memory_bytes,
+        labels=frozenset(pair for carried in labels for pair in carried.items()),
+        since=since,
+    )

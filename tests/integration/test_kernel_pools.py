@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ringfence.agent import BudgetExhausted, Denied, RingfenceError
 from support.kernels import Refused
+from support.model import ModelHost, Turn
 from support.scenes import Held, Scene, console, scene_on
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.timeout(180)]
@@ -48,6 +49,13 @@ def scene(database: str) -> Iterator[Scene]:
 def other(database: str, scene: Scene) -> Iterator[Scene]:
     with scene_on(database, config=CONFIG) as other:
         yield other
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[ModelHost]:
+    host = ModelHost()
+    yield host
+    host.close()
 
 
 def member(scene: Scene, team: str, more: str = REFUSE, **kinds: Any) -> Held:
@@ -185,3 +193,33 @@ def test_a_condition_asks_how_much_of_a_pool_is_used(scene: Scene) -> None:
     spender.rf.state.put("eight/x", 2)
     error = asker.refused(Denied, lambda: asker.rf.state.get("eight/x"))
     assert "75 % of the budget `calls` of `team=eight` is used" in str(error)
+
+
+def test_a_kill_in_the_middle_of_a_reply_keeps_what_it_holds_of_a_pool(scene: Scene, host: ModelHost) -> None:
+    more = "    team=nine: {total: {tokens: 600, usd: 5/d}}\n  resources:\n    model: {type: llm, price: {input: 10}, "
+    scene.kernel.config.write_text(f'{CONFIG.rstrip()}\n{more}base: "{host.base}"}}\n')
+    scene.operator.ask("Reload")
+    asks = "rf.llm.complete(model='gpt-4o', messages=[{'role': 'user', 'content': 'hi'}], max_tokens=400, stream=True)"
+    program = f"from ringfence import agent\nwith agent.boot() as rf: {asks}\n"
+    host.script(Turn(hold=True, usage=(20, 30)))
+    scene.kernel.arm("llm.complete:mid_stream")
+    agent = scene.submit(program, allow=("llm.complete: gpt-4o",), labels="team: nine")
+    scene.kernel.await_hit("llm.complete:mid_stream")
+    scene.kernel.kill()
+    scene.kernel.disarm("llm.complete:mid_stream")
+    scene.kernel.arm("llm.complete:before_effect")
+    scene.kernel.start()
+    scene.kernel.await_hit("llm.complete:before_effect")
+    held = pool(scene, "team=nine", "tokens")
+    # Held once, by the call that is made again; 600 would not hold it twice.
+    assert (held["used"], held["reserved"] > 400, held["left"] < 200) == (0, True, True)
+    host.go.set()
+    scene.kernel.disarm("llm.complete:before_effect")
+    scene.await_end(agent)
+    assert [
+        (pool(scene, "team=nine", t)["used"], pool(scene, "team=nine", t)["reserved"])
+        for t in ("tokens", "usd")
+    ] == [
+        (50, 0),
+        (0.0002, 0),
+    ]

@@ -18,6 +18,8 @@ kind: Kernel
 spec:
   resources:
     model: {{type: llm, base: "{base}", models: ["gpt-*", "m*"], tokenizer: {{"m*": cl100k_base}}}}
+    site: {{type: http, base: "{base}/site", untrusted: true}}
+  untaint: [{{state.put: clean}}]
 """
 ALLOW = ('llm.complete: "**"', 'artifacts.put: "**"')
 PAGE = "budgets: {context: {max_tokens: 600, on_overflow: page}}"
@@ -112,6 +114,46 @@ def test_what_does_not_fit_is_refused_with_what_to_do(scene: Scene, host: ModelH
     assert (host.asked, kept(scene, held), kept(scene, kept_from)) == ([], [], [])
     other = scene.hold(allow=ALLOW)
     other.refused(Denied, lambda: other.rf.artifacts.get("paged.0"))
+
+
+def test_what_left_under_a_taint_taints_who_reads_it_again(scene: Scene, host: ModelHost) -> None:
+    host.script(Turn(body={"rows": 1}), Turn())
+    rules = (*ALLOW, f'http.get: "{host.base}/site/**"', 'state.put: "**"', 'memory.append: "**"')
+    held = scene.hold(allow=rules, more=PAGE + "\nwhen: [{action: memory.append, if: tainted, then: deny}]")
+    held.rf.http.get(f"{host.base}/site/rows")
+    paged = held.rf.llm.complete(model="gpt-4o", messages=talk()).paged
+    held.rf.state.put("clean", 1)
+    held.rf.memory.append("nothing untrusted is known here")
+    assert held.rf.artifacts.get(paged[0].name) == ROWS[0].encode()
+    held.refused(Denied, lambda: held.rf.memory.append("what untrusted rows said"))
+
+
+def test_a_child_pages_where_its_parent_may_read_again(scene: Scene, host: ModelHost) -> None:
+    program = PROGRAM.replace("rf.fs.write_text", "rf.state.put")
+    spawner = """
+from ringfence import agent
+
+with agent.boot() as rf:
+    child = rf.spawn(
+        "reader",
+        command=["python", "-c", "exec(bytes.fromhex('PROGRAM'))"],
+        restart={"policy": "never"},
+        permissions={"allow": ['llm.complete: "m"', 'state.put: "**"']},
+        budgets={"context": {"max_tokens": 450, "on_overflow": "page"}},
+    )
+    rf.state.put("child", child.id)
+""".replace("PROGRAM", program.encode().hex())
+    allow = ['llm.complete: "m"', 'state.put: "**"', 'spawn: "**"', 'artifacts.get: "paged.*"']
+    parent = scene.submit(spawner, allow=allow)
+    scene.await_end(parent)
+    (child,) = scene.show(parent)["children"]
+    scene.await_end(child["id"] if isinstance(child, dict) else child)
+    assert len(host.asked) == 1
+    barred = scene.submit(spawner, allow=allow[:3])
+    scene.await_end(barred)
+    (child,) = scene.show(barred)["children"]
+    scene.await_end(child["id"] if isinstance(child, dict) else child, "failed")
+    assert len(host.asked) == 1
 
 
 def test_how_close_counts_were_is_shown_and_what_is_reserved_follows(scene: Scene, host: ModelHost) -> None:

@@ -8,12 +8,14 @@ import os
 import shutil
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from ringfence.sandbox.remote import RemoteSandbox, RemoteSettings, issue, tls, wire
 from ringfence.sandbox.remote.host import HANDSHAKE_S, STRANGERS_PER_ADDRESS_MAX
 from ringfence.sandbox.types import SandboxError, SandboxLostError
@@ -108,7 +110,7 @@ def test_a_kernel_that_may_is_served(machine: Elsewhere, tmp_path: Path) -> None
         (lambda m, p: certs(m, p / "c", name="stranger"), "no kernel named `stranger` is expected here"),
         (
             lambda m, p: certs(m, p / "c", role="host", name="kernel"),
-            "is not who is expected|kernel's is no host's",
+            "is not one for a kernel; make a new one",
         ),
         (lambda m, p: p / "nothing", "can't be read: no such file"),
     ],
@@ -163,6 +165,52 @@ def test_the_host_itself_checks(machine: Elsewhere, tmp_path: Path, kind: str) -
     client.sendall(HELLO)
     assert client.recv(10) != b""
     client.close()
+
+
+USAGES: list[tuple[Any, ...]] = [
+    (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH),
+    (ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH),
+]
+
+
+@pytest.mark.parametrize("usages", USAGES)
+def test_a_certificate_for_both_roles_is_for_none(
+    machine: Elsewhere, tmp_path: Path, usages: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TLS itself takes it; the host and the kernel don't."""
+    with monkeypatch.context() as patched:
+        patched.setattr(tls, "USAGES", dict.fromkeys(tls.USAGES, usages))
+        patched.setattr(issue, "USAGES", tls.USAGES)
+        both = certs(machine, tmp_path / "kernel")
+        host = certs(machine, tmp_path / "host", role="host", name="sandbox-host")
+        as_host = tls.Credentials.load(host, "host").context(server=True)
+    said = answer_to(raw(machine, both), HELLO)
+    assert b"its certificate is not one for a kernel" in said
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with (
+                contextlib.suppress(OSError),
+                as_host.wrap_socket(listening.accept()[0], server_side=True) as end,
+            ):
+                end.recv(1)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        settings = RemoteSettings(address=address, certs=machine.certs)
+        with pytest.raises(SandboxError, match="is not one for a sandbox host"):
+            list(RemoteSandbox(tmp_path / "data", settings).walls())
+        server.join()
+    assert serves(machine, tmp_path)
+
+
+def test_a_host_with_a_kernel_s_certificate_does_not_start(tmp_path: Path) -> None:
+    machine = elsewhere.make(tmp_path / "m")
+    certs(machine, machine.place / "certs/host-sandbox-host", role="kernel", name="sandbox-host")
+    with pytest.raises(AssertionError, match="is not one for a sandbox host"):
+        machine.start()
+    machine.close()
 
 
 def test_a_host_with_an_expired_certificate_does_not_start(tmp_path: Path) -> None:

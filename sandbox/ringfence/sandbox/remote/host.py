@@ -259,13 +259,17 @@ class SandboxHost:
         except OSError:
             version = ()
         if self._credentials is None or self._credentials[0] != version:
-            credentials = tls.Credentials.load(self._settings.certs)
+            credentials = tls.Credentials.load(self._settings.certs, "host")
             self._credentials = (version, credentials, credentials.context(server=True))
         return self._credentials[2]
 
     def _peer(self, writer: asyncio.StreamWriter) -> tuple[str, float]:
         """The name of a client's certificate, if it is one that is pinned, and how many seconds it still counts."""
         certificate = writer.get_extra_info("peercert")
+        if not tls.has_role(writer.get_extra_info("ssl_object").getpeercert(True), "kernel"):
+            raise RefusedError(
+                "its certificate is not one for a kernel; make one with `ringfence sandbox-certs`"
+            )
         names = tls.names_of(certificate)
         accepted = self._credentials[1].peers if self._credentials is not None else ()
         found = next((name for name in names if name in accepted), None)

@@ -16,8 +16,8 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from ringfence.sandbox.remote.tls import CA_FILE, CERT_FILE, KEY_FILE, PEERS_FILE, CertificateError
+from cryptography.x509.oid import NameOID
+from ringfence.sandbox.remote.tls import CA_FILE, CERT_FILE, KEY_FILE, PEERS_FILE, USAGES, CertificateError
 
 Role = Literal["host", "kernel"]
 
@@ -26,7 +26,6 @@ CA_DAYS = 3650
 _BACKDATED = dt.timedelta(minutes=5)
 """A clock that is a little behind still finds a new certificate valid."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?){0,7}").fullmatch
-_USAGE = {"host": ExtendedKeyUsageOID.SERVER_AUTH, "kernel": ExtendedKeyUsageOID.CLIENT_AUTH}
 
 
 def make_authority(directory: Path, days: float = CA_DAYS) -> None:
@@ -87,7 +86,7 @@ def issue(
         _begun(_name(name), ca.subject, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([_USAGE[role]]), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(USAGES[role]), critical=True)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(

@@ -131,7 +131,7 @@ async def connect(settings: RemoteSettings) -> tuple[asyncio.StreamReader, async
     host, port = settings.place()
     peer = f"the sandbox host `{settings.address}`"
     try:
-        credentials = tls.Credentials.load(settings.certs)
+        credentials = tls.Credentials.load(settings.certs, "kernel")
         context = credentials.context(server=False)
     except tls.CertificateError as error:
         raise SandboxError(str(error)) from error
@@ -148,6 +148,13 @@ async def connect(settings: RemoteSettings) -> tuple[asyncio.StreamReader, async
         raise SandboxLostError(f"{peer} can't be reached: it does not answer; start it") from error
     except OSError as error:
         raise _refusal(error, peer) from error
+    if not tls.has_role(writer.get_extra_info("ssl_object").getpeercert(True), "host"):
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        raise SandboxError(
+            f"the certificate of {peer} is not one for a sandbox host; make a new one with `ringfence sandbox-certs`"
+        )
     with contextlib.suppress(OSError, AttributeError):
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return reader, writer, credentials.peers[0]

@@ -11,9 +11,13 @@ from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 CA_FILE, CERT_FILE, KEY_FILE, PEERS_FILE = "ca.pem", "cert.pem", "key.pem", "peers"
 """Of one end. `key.pem` holds its key and its certificate; `peers` the names it accepts, one a line."""
+USAGES = {"host": (ExtendedKeyUsageOID.SERVER_AUTH,), "kernel": (ExtendedKeyUsageOID.CLIENT_AUTH,)}
+"""What the certificate of each role is for: that, and nothing else."""
+ROLES = {"host": "a sandbox host", "kernel": "a kernel"}
 _RENEW = "make a new one with `ringfence sandbox-certs`"
 
 
@@ -38,11 +42,15 @@ class Credentials:
     expires: dt.datetime
 
     @classmethod
-    def load(cls, directory: Path) -> Credentials:
+    def load(cls, directory: Path, role: str) -> Credentials:
         """Read a directory that `issue` made.
 
+        Args:
+            directory: where.
+            role: of this end, `host` or `kernel`.
+
         Raises:
-            CertificateError: something is missing, expired, of another authority, or readable for others.
+            CertificateError: something is missing, expired, of another authority, for another role, or readable for others.
         """
         try:
             ca = x509.load_pem_x509_certificate((directory / CA_FILE).read_bytes())
@@ -77,6 +85,8 @@ class Credentials:
                     f"the {what} in `{directory}` counts only from {_time(certificate.not_valid_before_utc)} on; "
                     "set this machine's clock"
                 )
+        if not has_role(own, role):
+            raise CertificateError(f"the certificate in `{directory}` is not one for {ROLES[role]}; {_RENEW}")
         names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         return cls(
             directory=directory,
@@ -113,6 +123,22 @@ class Credentials:
             raise CertificateError(
                 f"key and certificate in `{self.directory}` don't belong together; {_RENEW}"
             ) from error
+
+
+def has_role(certificate: x509.Certificate | bytes | None, role: str) -> bool:
+    """Whether a certificate, as read or as DER, is for this role and no other.
+
+    TLS itself takes one that says nothing of its use, and one that is for both.
+    """
+    if certificate is None:
+        return False
+    if isinstance(certificate, bytes):
+        certificate = x509.load_der_x509_certificate(certificate)
+    try:
+        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return False
+    return tuple(usage) == USAGES[role]
 
 
 def names_of(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:

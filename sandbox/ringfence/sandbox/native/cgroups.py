@@ -16,6 +16,7 @@ import hashlib
 import os
 import signal
 import time
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from ringfence.sandbox.native import unified
@@ -156,6 +157,28 @@ class Groups:
         for directory in self.directories():
             _write(f"{directory}/cgroup.procs", pid)
 
+    def admit(self, pid: int) -> list[int]:
+        """Move a process into groups of version 2, and open those of version 1 for it to `enter` by itself.
+
+        To move another process, Linux waits until nobody forks, some 3 ms for each controller, and all forks of the
+        host wait meanwhile. A process with one thread that moves itself waits for nobody; version 2 knows no such way.
+
+        Raises:
+            OSError: the host refuses after all.
+        """
+        opened: list[int] = []
+        try:
+            for directory, version in dict.fromkeys(self.where.values()):
+                if version > 1:
+                    _write(f"{directory}/cgroup.procs", pid)
+                else:
+                    opened.append(os.open(f"{directory}/tasks", os.O_WRONLY | os.O_CLOEXEC))
+        except BaseException:
+            for descriptor in opened:
+                os.close(descriptor)
+            raise
+        return opened
+
     def directories(self) -> list[str]:
         """Every directory once."""
         return list(dict.fromkeys(directory for directory, _ in self.where.values()))
@@ -220,6 +243,17 @@ class Groups:
                     time.sleep(_PAUSE_S)
                 else:
                     break
+
+
+def enter(opened: Sequence[int]) -> None:
+    """Move this process, which has one thread, into what `Groups.admit` opened.
+
+    Raises:
+        OSError: the host refuses after all.
+    """
+    for descriptor in opened:
+        os.write(descriptor, b"0")
+        os.close(descriptor)
 
 
 def remove_shared() -> None:

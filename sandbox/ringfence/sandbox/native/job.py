@@ -119,6 +119,8 @@ class Become(BaseException):
         self.program = program
 
 
+GROUPS_FIX = "let the kernel write to its own control groups, or to none"
+
 USERNS_FIX = (
     "allow user namespaces (sysctl user.max_user_namespaces=15000, and where they exist "
     "kernel.unprivileged_userns_clone=1 and kernel.apparmor_restrict_unprivileged_userns=0) or run the kernel as root"

@@ -18,13 +18,15 @@ import signal
 import socket
 from typing import TYPE_CHECKING, cast
 
-from ringfence.sandbox.native import confine, jail, linux
-from ringfence.sandbox.native.job import PACKET_BYTES, Become, Job, Refused
+from ringfence.sandbox.native import cgroups, confine, jail, linux
+from ringfence.sandbox.native.job import GROUPS_FIX, PACKET_BYTES, Become, Job, Refused, wall
 
 if TYPE_CHECKING:
     from ringfence.sandbox.native.warm import Interpreter
 
 _LENT = 4
+"""Descriptors of a job: itself and the program's standard streams."""
+_MOST_LENT = _LENT + len(cgroups.CONTROLLERS)
 STOP, CONTINUE = b"stop", b"continue"
 _SOCK_DIAG = 4
 """Netlink's protocol that tells about sockets; a number that the standard library has no name for."""
@@ -43,7 +45,7 @@ def main(
     Args:
         records: the directory of the records. By its descriptor, so that no path of the kernel's stands in memory.
         link: to the warden. One packet comes: the controllers whose limits a control group holds, and as descriptors the
-            job and the program's standard streams.
+            job, the program's standard streams, and the control groups to enter.
         interpreter: this one, where it can become a program.
         sub: whether a sub-uid is mapped for the program.
 
@@ -54,9 +56,12 @@ def main(
         os.setsid()
         os.fchdir(records)
         root = jail.prepare()
-        go, descriptors, _, _ = socket.recv_fds(link, PACKET_BYTES, _LENT, socket.MSG_CMSG_CLOEXEC)
+        go, descriptors, _, _ = socket.recv_fds(link, PACKET_BYTES, _MOST_LENT, socket.MSG_CMSG_CLOEXEC)
         if not go:
             os._exit(1)
+        # INVARIANT: nothing of the job is read before this process is in the sandbox's groups.
+        with wall("control groups", GROUPS_FIX):
+            cgroups.enter(descriptors[_LENT:])
         job = read_job(descriptors[0])
         job["root"], job["sub"] = root, sub
         jail.enter(job)

@@ -19,7 +19,7 @@ from typing import Any, cast
 from ringfence.sandbox.native import forms, identity, landlock, reaper, users
 from ringfence.sandbox.native.cgroups import Groups, label
 from ringfence.sandbox.native.firsts import FirstProcess, Kind, Lost
-from ringfence.sandbox.native.job import PACKET_BYTES, UPPER_NAME, Order, Refused, wall
+from ringfence.sandbox.native.job import GROUPS_FIX, PACKET_BYTES, UPPER_NAME, Order, Refused, wall
 from ringfence.sandbox.native.meters import DiskMeter, MemoryMeter, Meter
 from ringfence.sandbox.native.output import Sink, command_sinks
 
@@ -132,8 +132,8 @@ class Supervisor:
         self._first.settle()
         pid = self._first.pid
         self._pidfd = os.pidfd_open(pid)
-        with wall("control groups", "let the kernel write to its own control groups, or to none"):
-            self._groups.attach(pid)
+        with wall("control groups", GROUPS_FIX):
+            self._lent += self._groups.admit(pid)
         record: identity.Record = {
             "name": order["name"],
             "agent": order["agent"],

@@ -5,25 +5,30 @@ whose name is gone before the program runs. When the link closes it ends, and wi
 kernel ends all others of it: no sandbox outlives the kernel that started it.
 """
 
-# It works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
-# ruff: noqa: PTH113, PTH123
+# It has to start fast, and what it imports would cost it several times its own code: pathlib, json, contextlib, and what
+# `socket` and `signal` put around the modules in C that they are made of, which are used here instead.
+# ruff: noqa: PTH113, PTH123, SIM105
 
 from __future__ import annotations
 
-import array
-import contextlib
+import _socket
 import ctypes
 import errno
-import json
+import marshal
 import os
 import select
-import signal
-import socket
 import sys
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from typing import Any
+else:
+    import _signal as signal
 
 HEADER_BYTES = 8
 _MAX_FDS = 4
+_INT_BYTES = 4
 _PACKET_BYTES = 65536
 _PR_SET_DUMPABLE = 4
 _OOM_SCORE = "500"
@@ -41,45 +46,56 @@ class Refused(Exception):
 
 def main(path: str) -> None:
     """Connect to the kernel at `path` and run what it wants; never returns."""
-    with socket.socket(socket.AF_UNIX) as link:
-        link.connect(path)
+    link = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+    link.connect(path)
+    try:
+        job, descriptors = _orders(link)
+        _run(job, link, descriptors)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the kernel has to hear of it
+        text = f"the sandbox's first process failed: {type(error).__name__}: {error}; report this"
         try:
-            job, descriptors = _orders(link)
-            _run(job, link, descriptors)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the kernel has to hear of it
-            text = f"the sandbox's first process failed: {type(error).__name__}: {error}; report this"
-            with contextlib.suppress(OSError):
-                _say(link, {"refused": str(error) if isinstance(error, Refused) else text})
-                _wait_for_end(link)
-        finally:
-            os._exit(1)
+            _refuse(link, str(error) if isinstance(error, Refused) else text)
+            _wait_for_end(link)
+        except OSError:
+            pass  # it has gone
+    finally:
+        os._exit(1)
 
 
-def _orders(link: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    space = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
-    header, attached, _, _ = link.recvmsg(HEADER_BYTES, space, socket.MSG_CMSG_CLOEXEC | socket.MSG_WAITALL)
-    numbers = array.array("i")
+def _orders(link: _socket.socket) -> tuple[dict[str, Any], list[int]]:
+    space = _socket.CMSG_SPACE(_MAX_FDS * _INT_BYTES)
+    header, attached, _, _ = link.recvmsg(HEADER_BYTES, space, _socket.MSG_CMSG_CLOEXEC | _socket.MSG_WAITALL)
+    numbers: list[int] = []
     for level, kind, data in attached:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            numbers.frombytes(data[: len(data) - len(data) % numbers.itemsize])
+        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS):
+            ends = range(_INT_BYTES, len(data) + 1, _INT_BYTES)
+            numbers += [int.from_bytes(data[end - _INT_BYTES : end], sys.byteorder) for end in ends]
     size, body = int.from_bytes(header, "big"), bytearray()
     while len(body) < size or len(header) < HEADER_BYTES:
         part = link.recv(min(size - len(body), 1 << 20))
         if not part:
             os._exit(1)  # the kernel went away
         body += part
-    return json.loads(body), list(numbers)
+    # From the kernel alone, which is trusted; what it is told is JSON.
+    return marshal.loads(bytes(body)), numbers  # noqa: S302
 
 
-def _say(link: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-    data = json.dumps(message).encode() + b"\n"
+def _say(link: _socket.socket, what: str, number: int, descriptors: tuple[int, ...] = ()) -> None:
+    data = f'{{"{what}": {number}}}\n'.encode()
     if descriptors:
-        socket.send_fds(link, [data], descriptors)
+        numbers = b"".join(one.to_bytes(_INT_BYTES, sys.byteorder) for one in descriptors)
+        link.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)])
     else:
         link.sendall(data)
 
 
-def _run(job: dict[str, Any], link: socket.socket, stdio: list[int]) -> None:
+def _refuse(link: _socket.socket, text: str) -> None:
+    import json  # noqa: PLC0415 - where nothing starts there is time for it
+
+    link.sendall(json.dumps({"refused": text}).encode() + b"\n")
+
+
+def _run(job: dict[str, Any], link: _socket.socket, stdio: list[int]) -> None:
     os.umask(0o022)
     # What this process has in memory, and its environment, are nothing for the program to look at.
     if ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
@@ -87,7 +103,7 @@ def _run(job: dict[str, Any], link: socket.socket, stdio: list[int]) -> None:
     _verify(job)
     if job["views"]:
         views = tuple(os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC) for place in job["views"])
-        _say(link, {"views": len(views)}, views)
+        _say(link, "views", len(views), views)
         for view in views:
             os.close(view)
     _look_around(job)
@@ -103,7 +119,7 @@ def _run(job: dict[str, Any], link: socket.socket, stdio: list[int]) -> None:
         os.dup2(null, standard)
     for descriptor in {null, *stdio} - {0, 1, 2}:
         os.close(descriptor)
-    _say(link, {"started": program})
+    _say(link, "started", program)
     _reap(program, link, wake_read)
 
 
@@ -137,8 +153,10 @@ def _look_around(job: dict[str, Any]) -> None:
         raise Refused(f"the program image `{job['image']}` is not readable for {who}; run `chmod a+rx` on it")
     for path, source in job["shown"]:
         inner: list[str] = []
-        with contextlib.suppress(PermissionError):
+        try:
             inner = [entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
+        except PermissionError:
+            pass  # said below
         for name in ("", *(f"/{name}" for name in inner)):
             if not os.access(path + name, os.R_OK | os.X_OK):
                 raise Refused(f"`{source}{name}` is not readable for {who}; run `chmod -R a+rX {source}`")
@@ -156,25 +174,20 @@ def _start(job: dict[str, Any], stdio: list[int]) -> int:
     failure_read, failure_write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
-        report = json.dumps([0, "it could not be prepared"])
+        report = "0 it could not be prepared"
         try:
             signal.set_wakeup_fd(-1)
             os.setsid()
             for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
-            with (
-                contextlib.suppress(OSError),
-                open("/proc/self/oom_score_adj", "w", encoding="ascii") as file,
-            ):
-                # A group short of memory must lose the program, not the process that reports its end.
-                file.write(_OOM_SCORE)
+            _prefer_for_oom()
             raised = [os.dup(descriptor) for descriptor in stdio]
             for standard, descriptor in enumerate(raised):
                 os.dup2(descriptor, standard)
             os.execve(path, job["argv"], job["env"])  # noqa: S606 - there must be no shell
         except OSError as error:
-            report = json.dumps([error.errno or 0, str(error.strerror)])
+            report = f"{error.errno or 0} {error.strerror}"
         finally:
             # Only a failure comes here. An execution that works closes the pipe without a word.
             os.write(failure_write, report.encode())
@@ -183,10 +196,19 @@ def _start(job: dict[str, Any], stdio: list[int]) -> int:
     failure = os.read(failure_read, _PACKET_BYTES)
     os.close(failure_read)
     if failure:
-        code, reason = json.loads(failure)
-        hint = " (a script needs a `#!` line)" if code == errno.ENOEXEC else ""
+        code, _, reason = failure.decode(errors="replace").partition(" ")
+        hint = " (a script needs a `#!` line)" if code == str(errno.ENOEXEC) else ""
         raise Refused(f"`{job['argv'][0]}` can't be executed: {reason}{hint}; {_fix(job)}")
     return pid
+
+
+def _prefer_for_oom() -> None:
+    """A group short of memory must lose the program, not the process that reports its end."""
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(_OOM_SCORE)
+    except OSError:
+        pass  # a runtime with a kernel of its own may have none
 
 
 def _fix(job: dict[str, Any]) -> str:
@@ -209,32 +231,38 @@ def _find(job: dict[str, Any]) -> str:
     raise Refused(f"`{name}` is not on the sandbox's PATH `{search}`; {_fix(job)}")
 
 
-def _reap(program: int, link: socket.socket, wake: int) -> None:
+def _reap(program: int, link: _socket.socket, wake: int) -> None:
     poll = select.poll()
     poll.register(link, select.POLLIN)
     poll.register(wake, select.POLLIN)
     while True:
         while (ended := _next_dead()) is not None:
             if ended[0] == program:
-                with contextlib.suppress(ProcessLookupError):
+                try:
                     # What it left behind ends now; one call reaches them all, and none can fork past it.
                     os.kill(-1, signal.SIGKILL)
-                _say(link, {"exit": ended[1]})
+                except ProcessLookupError:
+                    pass  # nothing
+                _say(link, "exit", ended[1])
                 _wait_for_end(link)
                 os._exit(0)
         for descriptor, _ in poll.poll():
             if descriptor == wake:
-                with contextlib.suppress(BlockingIOError):
+                try:
                     os.read(wake, _PACKET_BYTES)
+                except BlockingIOError:
+                    pass  # read before
             elif not link.recv(_PACKET_BYTES):
                 os._exit(1)
 
 
-def _wait_for_end(link: socket.socket) -> None:
+def _wait_for_end(link: _socket.socket) -> None:
     """The kernel looks at the control group of this container first, and then closes the link."""
     link.settimeout(_LINGER_S)
-    with contextlib.suppress(OSError):
+    try:
         link.recv(1)
+    except OSError:
+        pass  # it took too long
 
 
 def _next_dead() -> tuple[int, int] | None:

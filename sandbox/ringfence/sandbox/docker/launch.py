@@ -72,7 +72,7 @@ class Launcher:
 
         Raises:
             SandboxError: it was refused; nothing runs.
-            SandboxLostError: the engine or the container went away on the way; nothing runs.
+            SandboxLostError: the engine or the container went away on the way; nothing runs any more.
         """
         name = uuid.uuid4().hex
         directory = self.places.link(name)
@@ -89,8 +89,7 @@ class Launcher:
                 await self.refusable(undisturbed(making), box)
             making = self.engine.call(lambda api: _create(api, box, wanted), slow=True)
             made = await self.refusable(undisturbed(making), box)
-            link = await self.refusable(self._begin(made, listener), box)
-            started = await _greeted(link, box.uid if box.runtime == "runc" else None, plan)
+            link, started = await self.refusable(self._begin(made, listener, plan), box)
             plan.views = started.views
             return DockerProgram(
                 self.engine,
@@ -118,21 +117,26 @@ class Launcher:
         except EngineError as error:
             raise refusal(error, box.image, box.runtime) from error
 
-    async def _begin(self, made: str, listener: Listener) -> socket.socket:
-        """Start the container and take its connection."""
-        accepting = asyncio.create_task(listener.accept())
+    async def _begin(self, made: str, listener: Listener, plan: Plan) -> tuple[socket.socket, Started]:
+        """Start the container, and the program in it as soon as its first process is there.
+
+        The engine takes its time to say that a container has started, a third of the whole at times; its first process
+        is met meanwhile.
+        """
+        meeting = asyncio.create_task(_met(listener, plan))
         starting = asyncio.create_task(self.engine.call(lambda api: api.start(made), slow=True))
         try:
             await starting
-            while not (await asyncio.wait([accepting], timeout=_CONNECT_S))[0]:
+            while not (await asyncio.wait([meeting], timeout=_CONNECT_S))[0]:
                 await self._require_running(made)
-            return accepting.result()
+            return meeting.result()
         except BaseException:
             # An abandoned start would make the container run after it was removed.
             await asyncio.wait([starting])
-            accepting.cancel()
-            with contextlib.suppress(asyncio.CancelledError, OSError):
-                (await accepting).close()
+            meeting.cancel()
+            with contextlib.suppress(asyncio.CancelledError, OSError, SandboxError):
+                link, started = await meeting
+                _part(link, started)
             raise
 
     async def _require_running(self, made: str) -> None:
@@ -163,21 +167,29 @@ async def undisturbed(work: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-async def _greeted(link: socket.socket, uid: int | None, plan: Plan) -> Started:
-    """Hand the job over; the link is closed when that does not work."""
+async def _met(listener: Listener, plan: Plan) -> tuple[socket.socket, Started]:
+    """Take the connection of the first process and hand the job over; the link is closed when that does not work."""
+    link = await listener.accept()
+    uid = plan.box.uid if plan.box.runtime == "runc" else None
     work = asyncio.to_thread(greet, link, uid, plan.job, plan.stdin, plan.stdout, plan.stderr)
     task = asyncio.create_task(work)
     try:
-        return await asyncio.shield(task)
+        return link, await asyncio.shield(task)
     except BaseException:
         with contextlib.suppress(OSError):
             link.shutdown(socket.SHUT_RDWR)
         await asyncio.wait([task])
         if not task.cancelled() and task.exception() is None:
-            for view in task.result().views:
-                os.close(view)
+            _part(link, task.result())
         link.close()
         raise
+
+
+def _part(link: socket.socket, started: Started) -> None:
+    """Let go of a first process whose container came to nothing after all."""
+    for view in started.views:
+        os.close(view)
+    link.close()
 
 
 def _create(api: Any, box: Box, name: str) -> str:

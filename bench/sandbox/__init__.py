@@ -13,8 +13,8 @@ from bench.sandbox.fleet import OTHERS, Fleet
 from bench.sandbox.place import Door, doors, place
 from bench.sandbox.starts import Starts
 
-WAYS = 4
-"""Programs that call in each turn: warm, cold, bare, bubblewrap."""
+WAYS = 5
+"""Programs that call in each turn: warm, warm once more at once, cold, bare, bubblewrap."""
 
 
 def measure(bench: Bench) -> Section:
@@ -41,6 +41,7 @@ async def _measure(bench: Bench, section: Section) -> None:
     section.notes = [
         *starts.notes,
         *notes,
+        "a spare ready: nothing was started for a tenth of a second, as when a person starts an agent; at once: nothing waits ahead",
         "the first call goes through the door of a kernel with its policy, journal and PostgreSQL; medians of starts by turns",
         "MB: proportional share (PSS) of the programs, their first processes, and all processes that make and watch them",
     ]

@@ -125,6 +125,9 @@ class Ownership:
             thread.waiting_for = f"the outcome of step {unknown[0]}"
             await self.core.store.set_agent(thread.key, state=thread.state, waiting_for=thread.waiting_for)
         await self.revive(thread)
+        thread.pools = self.core.pools.member(
+            record.key
+        )  # the kernel file may have been read again meanwhile
         # INVARIANT: nobody sees a thread before the calls that a dead kernel left are settled, or fly again.
         self.core.threads[record.key] = thread
         return thread

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -77,7 +78,8 @@ class Pools:
             for share in member.shares.values():
                 share.trusted = False
         self.freed(always=True)
-        await self.give_back(share for member in self.members.values() for share in member.shares.values())
+        with suppress(JournalError):  # they are not trusted, so nothing of them is given out before that
+            await self.give_back(s for m in self.members.values() for s in m.shares.values())
 
     async def limits_again(self) -> None:
         """Read what operators set, so that nothing more is taken under what it was before.

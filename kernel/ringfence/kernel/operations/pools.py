@@ -121,7 +121,10 @@ async def wake(kernel: Kernel) -> None:
             continue
         if waits not in room:
             room[waits] = await _room(kernel, *waits)
-        if room[waits] + EPS >= max(EPS, thread.pools.asked if thread.pools is not None else 0.0):
+        member = thread.pools
+        counted = member is not None and any(p.name == waits[1] for p in member.by_name.get(waits[0], ()))
+        asked = member.asked if member is not None and counted else 0.0
+        if not counted or room[waits] + EPS >= max(2 * EPS, asked):
             await _start(kernel, thread, waits)
             room.pop(waits, None)
 

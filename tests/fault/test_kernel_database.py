@@ -205,6 +205,20 @@ def test_agents_go_on_over_an_ordered_stop_and_over_a_killed_database_in_recover
         assert kernel.stop() == 0
 
 
+def test_a_kernel_stops_without_its_database_and_loses_nothing_that_was_answered() -> None:
+    with server() as database, scene_on(database.dsn) as scene:
+        worker = scene.submit(WORKER, allow=FILES, files={"count.txt": ""}, input_bytes=b"gone")
+        eventually(lambda: len(scene.operator.steps(worker)) > 3, "it did not begin")
+        database.stop()
+        # It is away from before the stop until after it: whatever waited for it would wait for ever.
+        assert scene.kernel.stop() == 0
+        assert "stops without its database" in scene.kernel.log.read_text()
+        database.start()
+        scene.kernel.start()
+        check_work(scene, {"gone": worker})
+        assert scene.operator.ask("AuditVerify")["ok"]
+
+
 # -- no place for a rollback point --------------------------------------------------------------------------------------
 
 

@@ -56,6 +56,8 @@ from ringfence.syscalls.table import build_table
 
 log = logging.getLogger(__name__)
 
+LAST_PATIENCE_S = 2.0
+"""How long a kernel that stops waits for a database that is away, each time that it needs it."""
 SOCKET_PATH_BYTES_MAX = 90
 """Longest directory of sockets: a socket's path has at most 107 bytes."""
 
@@ -318,9 +320,10 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
 
     async def close() -> None:
         core.stopping = True
+        away = await _hurry(core)
         await outreach.close()
         await door.close()
-        await _drain(core, drain[0])
+        await _drain(core, min(drain[0], LAST_PATIENCE_S) if away else drain[0])
         # Before the programs are ended: it starts some.
         await takeover.close()
         await core.mailboxes.close()
@@ -330,11 +333,7 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await core.pools.close()
-        with contextlib.suppress(JournalError):
-            await kernel.anchor.sign_heads(core.journal, core.store)
-        await core.close()
-        with contextlib.suppress(JournalError):
-            await core.store.release_kernel(core.kernel, fence)
+        await (core.close() if away else _release(kernel, fence))
 
     tasks: list[asyncio.Task[Any]] = [
         asyncio.create_task(heartbeat.run(), name="ringfence heartbeat"),
@@ -366,6 +365,29 @@ async def _abandon(core: Core) -> None:
     await asyncio.gather(*(program.kill() for program in programs), return_exceptions=True)
     logging.shutdown()
     os._exit(1)
+
+
+async def _hurry(core: Core) -> bool:
+    """Have nothing wait long for a database that is away: what was answered is written. Whether it is away."""
+    core.journal.patience_s = LAST_PATIENCE_S
+    core.store.hurry(LAST_PATIENCE_S)
+    try:
+        await core.store.ping()
+    except JournalError as error:
+        text = "nothing that was answered is lost, and the next kernel settles what was not"
+        log.warning("the kernel stops without its database (%s): %s", error, text)
+        return True
+    return False
+
+
+async def _release(kernel: Kernel, fence: int) -> None:
+    """Sign the record and let others take the agents over at once; without a database they do when the lease has run out."""
+    core = kernel.core
+    with contextlib.suppress(JournalError):
+        await kernel.anchor.sign_heads(core.journal, core.store)
+    await core.close()
+    with contextlib.suppress(JournalError):
+        await core.store.release_kernel(core.kernel, fence)
 
 
 async def _drain(core: Core, seconds: float) -> None:

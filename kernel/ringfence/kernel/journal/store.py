@@ -49,6 +49,10 @@ class Store(
         """
         return cls(await connect_pool(dsn), dsn)
 
+    def hurry(self, seconds: float) -> None:
+        """Wait no longer than this for a connection from now on."""
+        self._pool.timeout = seconds
+
     async def close(self) -> None:
         """Close all connections. Listeners are stopped by whoever made them."""
         await self._pool.close()

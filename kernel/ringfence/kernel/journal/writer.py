@@ -63,7 +63,7 @@ class Journal:
         self._dsn = dsn
         self._kernel = kernel
         self._fence = fence
-        self._patience_s = patience_s
+        self.patience_s = patience_s  # a kernel that stops has less
         self._heads: dict[int, Head] = {}
         self._queue: deque[Pending] = deque()
         self._queue_bytes = 0
@@ -166,7 +166,7 @@ class Journal:
         self._adoptions.append((agent, future))
         self._wake.set()
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self.patience_s):
                 await future
         except TimeoutError:
             raise Unavailable("the database is not available") from None
@@ -338,9 +338,9 @@ class Journal:
                 await self._connect()
             except (Unavailable, Lost, Refused) as error:
                 why = f"the database is not available: {error}"
-                if time.monotonic() - started > self._patience_s:
+                if time.monotonic() - started > self.patience_s:
                     self._give_up(batch, why)
-                self._fail_queue(why, older_than=0 if self._stopping else self._patience_s)
+                self._fail_queue(why, older_than=0 if self._stopping else self.patience_s)
                 if not self._waited_for(batch):
                     return False
                 await asyncio.sleep(delay)

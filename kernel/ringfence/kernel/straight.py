@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 from ringfence.kernel.atomic import Done, atomic_entry, keep_saved, packed_at_once
 from ringfence.kernel.config import DEADLINE_MS_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import AWAY
@@ -177,7 +178,8 @@ class Straight:
         thread.landed(flight)
         if way.told is not None:
             keep_saved(flight, way.told)
-        self._outcomes.remember(flight, way.row)
+        if way.row is not None:
+            self._outcomes.remember(flight, way.row)
         answer = Answer(step=flight.step, result=way.result if way.told is None else way.told.result)
         if flight.answer is not None:
             flight.answer.set_result(answer)
@@ -210,38 +212,35 @@ class Straight:
         way.reply(self._long_way.passed(flight.thread, way.request, flight.generation, answer))
 
 
-class _OnItsWay:
+class _OnItsWay(msgspec.Struct, eq=False):
     """A call whose outcome waits for its commit: what the journal tells about it."""
 
-    row: Row
-    __slots__ = ("_over", "_straight", "flight", "reply", "request", "result", "row", "told")
-
-    def __init__(self, straight: Straight, flight: Flight, request: Request, reply: Reply) -> None:
-        self._straight = straight
-        self._over = False
-        self.flight = flight
-        self.request = request
-        self.reply = reply
-        self.result = b""
-        # Of ATOMIC calls: what their work said.
-        self.told: Done | None = None
+    straight: Straight
+    flight: Flight
+    request: Request
+    reply: Reply
+    row: Row | None = None
+    result: bytes = b""
+    # Of ATOMIC calls: what their work said.
+    told: Done | None = None
+    over: bool = False
 
     def done(self) -> bool:
-        return self._over
+        return self.over
 
     def set_result(self, _done: Any, /) -> None:
-        self._over = True
+        self.over = True
         try:
-            self._straight.arrived(self)
+            self.straight.arrived(self)
         except Exception:
             # The journal's writer has others to tell.
             log.exception("bug at the end of %s", self.flight.audit_id)
 
     def set_exception(self, error: BaseException, /) -> None:
-        self._over = True
+        self.over = True
         if not isinstance(error, Exception):
             error = Internal(f"the journal stopped: {error}")
-        self._straight.turn(self, error)
+        self.straight.turn(self, error)
 
 
 def _straight_plan(row: TableRow) -> Callable[[Any, Any], Plan] | None:

@@ -32,12 +32,23 @@ DIRECTORY = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY
 
 
 class Opened:
-    """A descriptor that is closed with the last reference to it, if not before."""
+    """A descriptor that is closed with the last reference to it, if not before.
 
-    __slots__ = ("fd",)
+    Attributes:
+        fd: the descriptor; -1: closed.
+        facts: of what it leads to, as they were when it was opened.
+    """
+
+    __slots__ = ("facts", "fd")
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        self.facts = os.fstat(fd)
+
+    def detach(self) -> int:
+        """Hand the descriptor out; the caller closes it."""
+        fd, self.fd = self.fd, -1
+        return fd
 
     def close(self) -> None:
         """Close it. May be called twice."""

@@ -91,7 +91,7 @@ class WorkspaceReader:
             lexical = normalise(path)
             links.check_spelling(self.tree, path, lexical)
             # Following no link, it opens a path that is its own canonical name, or nothing.
-            return lexical, Opened(self.tree.open_as_agent(lexical, openat.FILE))
+            return lexical, self.tree.open_file_as_agent(lexical)
         except (OSError, BadNameError):
             pass
         return self.canonical(path), None
@@ -141,9 +141,9 @@ class WorkspaceReader:
             raise WorkspaceError("InvalidRequest", "`offset` and `limit` can't be negative; give 0 or more")
         try:
             if opened is None or opened.fd < 0:
-                opener = self.tree.open_as_agent if as_agent else self.tree.open
-                opened = Opened(opener(path, openat.FILE))
-            facts = os.fstat(opened.fd)
+                tree = self.tree
+                opened = tree.open_file_as_agent(path) if as_agent else Opened(tree.open(path, openat.FILE))
+            facts = opened.facts
             check_file(path, facts)
             size = max(0, min(limit or max_bytes, max_bytes, facts.st_size - offset))
             if only_below is not None and size > only_below:

@@ -18,6 +18,7 @@ from pathlib import Path
 from ringfence.sandbox import openat
 from ringfence.sandbox.credentials import AgentRights
 from ringfence.sandbox.names import WORKSPACE, ancestors, parent, relative
+from ringfence.sandbox.openat import Opened
 
 _DIRECTORY_MODE = 0o755
 _DEEPEST = 64
@@ -81,14 +82,21 @@ class Tree:
 
     def open_as_agent(self, path: str, flags: int) -> int:
         """Open a canonical path if the agent itself could; the caller closes the descriptor."""
-        if flags == openat.FILE and self.rights.uid is not None:
-            fd = self._open_own(relative(path), self.rights.uid)
-            if fd >= 0:
-                return fd
+        if flags == openat.FILE:
+            return self.open_file_as_agent(path).detach()
         with self.rights:
             return openat.open_beneath(self.fd, relative(path), flags)
 
-    def _open_own(self, path: bytes, uid: int) -> int:
+    def open_file_as_agent(self, path: str) -> Opened:
+        """Open a canonical path for reading if the agent itself could."""
+        if self.rights.uid is not None:
+            opened = self._open_own(relative(path), self.rights.uid)
+            if opened is not None:
+                return opened
+        with self.rights:
+            return Opened(openat.open_beneath(self.fd, relative(path), openat.FILE))
+
+    def _open_own(self, path: bytes, uid: int) -> Opened | None:
         """Open a regular file that is the agent's own, in directories of its own, without taking its rights: at half of what that takes.
 
         INVARIANT: no less strict than those rights. Whoever owns a file or directory has what the owner's bits say: Linux
@@ -96,33 +104,30 @@ class Tree:
         descriptor that leads on, so that nothing can be put in its place meanwhile.
 
         Returns:
-            A descriptor; -1: the agent's rights have to be taken, to open it or to learn why it can't be.
+            The file; None: the agent's rights have to be taken, to open it or to learn why it can't be.
         """
         *above, name = path.split(b"/")
         if len(above) > _OWN_DEEPEST:
-            return -1
+            return None
         here = self.fd
         try:
             for step in above:
                 if not _owner_may(os.fstat(here), uid, stat.S_IXUSR):
-                    return -1
+                    return None
                 deeper = openat.open_beneath(here, step, openat.LOOK | os.O_DIRECTORY)
                 if here != self.fd:
                     os.close(here)
                 here = deeper
             if not _owner_may(os.fstat(here), uid, stat.S_IXUSR):
-                return -1
-            found = openat.open_beneath(here, name, openat.FILE)
+                return None
+            opened = Opened(openat.open_beneath(here, name, openat.FILE))
         except OSError:
-            return -1
+            return None
         finally:
             if here != self.fd:
                 os.close(here)
-        facts = os.fstat(found)
-        if stat.S_ISREG(facts.st_mode) and _owner_may(facts, uid, stat.S_IRUSR):
-            return found
-        os.close(found)
-        return -1
+        own = stat.S_ISREG(opened.facts.st_mode) and _owner_may(opened.facts, uid, stat.S_IRUSR)
+        return opened if own else None
 
     def lstat(self, path: str, *, as_agent: bool = False) -> os.stat_result:
         """Facts of what stands at a path, a link itself included."""

@@ -351,7 +351,7 @@ async def test_an_owner_has_what_the_owners_bits_say(monkeypatch: pytest.MonkeyP
             live.chmod(0o655)
             assert await readable() == set()
             live.chmod(0o755)
-            monkeypatch.setattr(Tree, "_open_own", lambda *_: -1)
+            monkeypatch.setattr(Tree, "_open_own", lambda *_: None)
             assert await readable() == expected
         finally:
             world.close()

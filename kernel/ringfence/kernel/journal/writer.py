@@ -148,7 +148,9 @@ class Journal:
             self._queue_bytes += pending.size_bytes
             if len(self._queue) >= QUEUE_ROWS_SOFT or self._queue_bytes >= QUEUE_BYTES_SOFT:
                 self._room.clear()
-            self._wake.set()
+            if len(self._queue) == 1:
+                # The writer only ever waits for this while nothing is queued.
+                self._wake.set()
 
     async def room(self) -> None:
         """Wait until the queue is below its soft bound: before reading the next call off a network."""

@@ -71,8 +71,6 @@ class Straight:
         self._outcomes = outcomes
         self._long_way = long_way
         self._turned: set[asyncio.Task[None]] = set()
-        plans = {row.action: (row, _straight_plan(row)) for row in core.table.values()}
-        self._plans = {action: (row, plan) for action, (row, plan) in plans.items() if plan is not None}
 
     def begin(self, thread: Thread, request: Request, reply: Reply) -> bool:
         """Start a call, if it goes the straight way.
@@ -85,10 +83,10 @@ class Straight:
         Returns:
             False: nothing was done.
         """
-        found = self._plans.get(request.action)
-        if found is None or not self._ordinary(thread, request):
+        row = self._core.table.get(request.action)
+        plan_of = None if row is None else _straight_plan(row)
+        if row is None or plan_of is None or not self._ordinary(thread, request):
             return False
-        row, plan_of = found
         try:
             arguments, canonical, digest = request.decode(row)
             plan: Plan = plan_of(arguments, thread.environment)

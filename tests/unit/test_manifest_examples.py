@@ -87,7 +87,8 @@ EXAMPLES: dict[str, tuple[list[Try], list[Try]]] = {
 
 
 def rules_of_the_reference() -> set[str]:
-    manifest, kernel = parse_manifest(BLOCKS[0]), parse_kernel_file(BLOCKS[2])
+    (whole,) = [block for block in BLOCKS if "kind: Kernel" in block]
+    manifest, kernel = parse_manifest(BLOCKS[0]), parse_kernel_file(whole)
     found = {rule.text for rule in (*manifest.rules, *kernel.ceilings.rules, *kernel.untaint)}
     found |= {rule.text for role in kernel.declared_roles.values() for rule in role.rules}
     for code in re.findall(r"`([^`\n]+)`", TEXT):

@@ -148,8 +148,7 @@ class Journal:
             self._queue_bytes += pending.size_bytes
             if len(self._queue) >= QUEUE_ROWS_SOFT or self._queue_bytes >= QUEUE_BYTES_SOFT:
                 self._room.clear()
-            if len(self._queue) == 1:
-                # The writer only ever waits for this while nothing is queued.
+            if len(self._queue) == 1:  # it waits only while nothing is queued
                 self._wake.set()
 
     async def room(self) -> None:

@@ -135,6 +135,7 @@ POST = '{http.*: "https://a.test/x"}, {fs.write: "/workspace/a"}, {sql.write: {d
         ("http.post", "amount: {field: /amount, over: 1}", "has an argument `/amount`, so the condition always matches"),
         ("http.post", "amount: {field: /URL, over: 1}", "has an argument `/URL`, so the condition always matches"),
         ("http.post", "amount: {field: /url, over: 1}", "`/url` is no number, so the condition always matches"),
+        ("sql.*", "created: false", "who made it isn't known for `sql.read`, so there the condition always matches"),
         ("http.get", "amount: {field: /json/amount, over: 1}", "sends a body, so the condition always matches"),
     ],
 )  # fmt: skip
@@ -153,6 +154,8 @@ def test_places_that_no_call_has(action: str, test: str, what: str) -> None:
         ("sql.write", "amount: {field: /parameters/1, over: 5}"),
         ("messages.send", "hearsay: [/to, /json/to]"),
         ("exec.run", "hearsay: /argv"),
+        ("sql.write", "created: false"),
+        ("fs.write", "created: false"),
         ("http.post", "amount: {field: /json/amount, over: 5}"),
     ],
 )

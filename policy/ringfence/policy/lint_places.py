@@ -8,11 +8,13 @@ from typing import Final
 
 from google.protobuf.descriptor import FieldDescriptor
 from ringfence.policy.actions import ROWS, applies
-from ringfence.policy.conditions import Amount, Test
+from ringfence.policy.conditions import Amount, Created, Test
 from ringfence.policy.hearsay import Hearsay, folded
+from ringfence.policy.when import MADE
 from ringfence.v1 import options_pb2, syscalls_pb2
 
 _BODY: Final = "json"
+_SHOWN: Final = 4
 _ALWAYS: Final = "so the condition always matches"
 _NEVER: Final = "so the condition can never hold"
 _NUMBERS: Final = frozenset(
@@ -42,8 +44,13 @@ def _kind(field: FieldDescriptor) -> str:
 
 def misplaced(action: str, test: Test) -> Iterator[tuple[str, str]]:
     """What is wrong with the places that a test names among the arguments of an action, each with how to mend it."""
-    if not isinstance(test, Hearsay | Amount):
-        return
+    if isinstance(test, Created):
+        yield from _of_no_maker(action)
+    elif isinstance(test, Hearsay | Amount):
+        yield from _of_no_argument(action, test)
+
+
+def _of_no_argument(action: str, test: Hearsay | Amount) -> Iterator[tuple[str, str]]:
     spoken = {one: _arguments()[one] for one in sorted(ROWS) if applies(action, one, forbids=True)}
     if not spoken:
         return
@@ -74,6 +81,17 @@ def misplaced(action: str, test: Test) -> Iterator[tuple[str, str]]:
             yield f"`/{first}` has no parts, and `{pointer}` names one, {missing}", f"write `/{first}`"
         elif isinstance(test, Amount) and not deeper and not kinds & {"number", "tree"}:
             yield f"`/{first}` is no number, {_ALWAYS}", "name one that is"
+
+
+def _of_no_maker(action: str) -> Iterator[tuple[str, str]]:
+    """Actions whose resources have no maker that is known."""
+    spoken = sorted(one for one in ROWS if applies(action, one, forbids=True))
+    known = [one for one in spoken if one in MADE or one.partition(".")[0] in MADE]
+    unknown = [one for one in spoken if one not in known]
+    if known and unknown:
+        named = ", ".join(f"`{one}`" for one in unknown[:_SHOWN])
+        text = f"who made it isn't known for {named}, so there the condition always matches"
+        yield text, f"name the actions: {', '.join(known[:_SHOWN])}"
 
 
 def _kinds_at(arguments: dict[str, str], name: str) -> set[str]:

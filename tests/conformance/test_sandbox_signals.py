@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -103,6 +104,29 @@ exec({ECHO!r})
     assert box.alive() == []
     connection.close()
     server.close()
+
+
+def test_what_is_on_its_way_to_thaw_a_program_passes_no_later_order(box: Box) -> None:
+    """Its first process is slow to pass signals on; frozen by a group, nothing depends on it."""
+    if box.kind.backend != "native":
+        pytest.skip("does not apply: the first process can't be stopped from here")
+    with talking(box) as (program, connection):
+        program.call("pause")
+        os.kill(program.pid, signal.SIGSTOP)
+        try:
+            orders = [program.begin(order) for order in ("resume", "pause")]
+            # The orders have arrived, whatever became of them, when what came later is answered.
+            box.host.call("forms", program=program.number)
+        finally:
+            os.kill(program.pid, signal.SIGCONT)
+        for _, answered in orders:
+            answered.result(30)
+        connection.sendall(b"word")
+        assert silent(connection)
+        program.call("resume")
+        assert connection.recv(100) == b"word"
+        program.kill()
+    assert program.wait() == ("killed", -9)
 
 
 def test_kill_works_on_a_paused_program(box: Box) -> None:

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.timeout(120
 
 PROGRAM = b"""
 import json, os, sys
-early = "grpc" in sys.modules
+early = "google.protobuf" in sys.modules
 from ringfence import agent
 
 def forked():
@@ -41,7 +41,7 @@ print(json.dumps(found), flush=True)
 """
 ASYNC = b"""
 import asyncio, json, sys
-early = "grpc" in sys.modules
+early = "google.protobuf" in sys.modules
 from ringfence import agent
 
 async def main():

@@ -251,6 +251,7 @@ def _reap(program: int, link: socket.socket, wake: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 # One kill(-1) reaches every process of this pid namespace but this one, and none can fork past it.
                 os.kill(-1, signal.SIGSTOP if order == STOP else signal.SIGCONT)
+            link.send(b'{"sent":1}')
 
 
 def _wake(_number: int, _frame: object) -> None:

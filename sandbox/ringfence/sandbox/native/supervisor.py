@@ -29,6 +29,8 @@ _STOP_INTERVAL_S = 0.1
 _STOPPED_TRIES = 5000
 _WAITING_TRIES = 200
 _PAUSE_S = 0.001
+_PATIENCE_MS = 10
+_SIGNAL_PATIENCE_S = 5.0
 _SIGKILL_EXIT = 137
 
 
@@ -69,6 +71,7 @@ class Supervisor:
         self._status: int | None = None
         self._refusal = ""
         self._ended = ""
+        self._signals = [0, 0]  # that the first process was asked to send to all, and that it has sent
         self._paused_at: float | None = None
         self._deadline = 0.0
         self._handlers: dict[int, Callable[[], bool]] = {}
@@ -238,6 +241,8 @@ class Supervisor:
                 groups=sorted(self._groups.where),
                 forms=self._forms(),
             )
+        elif "sent" in message:
+            self._signals[1] += 1
         elif "exit" in message and not self._ended:
             self._status = message["exit"]
         return True
@@ -283,7 +288,7 @@ class Supervisor:
                 if "freezer" in self._groups.where:
                     self._groups.freeze(False)
                 else:
-                    self._link.send(reaper.CONTINUE)
+                    self._signal_all(reaper.CONTINUE)
             except OSError as error:
                 self._emit("resumed", error=str(error))
                 return
@@ -302,9 +307,23 @@ class Supervisor:
             awake = [pid for pid, state in self._states() if pid != 1 and state not in stopped]
             if not awake:
                 return
-            self._link.send(reaper.STOP)
+            self._signal_all(reaper.STOP)
             time.sleep(_PAUSE_S)
         raise TimeoutError("a process of the sandbox does not stop")
+
+    def _signal_all(self, order: bytes) -> None:
+        """Have the first process send a signal to all others; returns when it has.
+
+        INVARIANT: no signal is on its way when an order is answered, so none reaches the processes behind a later one.
+        """
+        self._link.send(order)
+        self._signals[0] += 1
+        until = time.monotonic() + _SIGNAL_PATIENCE_S
+        while self._signals[1] < self._signals[0]:
+            if KILL in self._orders or time.monotonic() > until:
+                raise TimeoutError("the first process of the sandbox does not answer")
+            if _readable(self._link.fileno(), _PATIENCE_MS) and not self._on_packet():
+                raise ConnectionResetError("the first process of the sandbox is gone")
 
     def _states(self) -> list[tuple[int, str]]:
         found: list[tuple[int, str]] = []
@@ -346,7 +365,7 @@ class Supervisor:
         return ("signal" if code < 0 else "exit"), code
 
 
-def _readable(descriptor: int) -> bool:
+def _readable(descriptor: int, wait_ms: int = 0) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
-    return any(event & select.POLLIN for _, event in poll.poll(0))
+    return any(event & select.POLLIN for _, event in poll.poll(wait_ms))

@@ -64,7 +64,8 @@ def test_an_interval_is_counted_from_its_start_and_knows_no_clock_changes() -> N
     assert first == ANCHOR + timedelta(minutes=15)
     assert next_fire(schedule, first, ANCHOR) == ANCHOR + timedelta(minutes=30)
     assert next_fire(schedule, first - timedelta(microseconds=1), ANCHOR) == first
-    assert next_fire(schedule, ANCHOR - timedelta(days=1), ANCHOR) == first
+    # A clock that was put back far: not before its start.
+    assert next_fire(schedule, ANCHOR - timedelta(days=1), ANCHOR) == ANCHOR
 
 
 def test_lines_that_are_none() -> None:
@@ -137,3 +138,12 @@ def test_a_line_that_never_fires_is_told_from_a_bad_field() -> None:
         assert cron_problem(line) == "never fires", line
     for line in ("0 0 32 2 *", "0 0 0 2 *", "0 0 30 13 *", "61 0 30 2 *", "30 2", ""):
         assert (cron_problem(line) or "").startswith("can't be read"), line
+
+
+def test_an_interval_whose_next_time_lies_ahead_fires_then() -> None:
+    """However often it is asked meanwhile: nobody can put a fire off by asking."""
+    due = datetime(2026, 3, 1, 12, 5, tzinfo=UTC)
+    every = Schedule(every_s=900.0)
+    for minutes in range(1, 15):
+        assert next_fire(every, due - timedelta(minutes=minutes), due) == due
+    assert next_fire(every, due, due) == due + timedelta(minutes=15)

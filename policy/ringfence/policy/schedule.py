@@ -69,7 +69,8 @@ def next_fire(schedule: Schedule, after: datetime, anchor: datetime) -> datetime
     after = after.astimezone(UTC)
     if schedule.every_s is not None:
         every = timedelta(seconds=schedule.every_s)
-        passed = max(0, (after - anchor) // every)
+        # An anchor that lies ahead is a fire itself, and not one interval before the next.
+        passed = max(-1, (after - anchor) // every)
         return anchor.astimezone(UTC) + every * (passed + 1)
     try:
         for moment in CronSim(schedule.cron, after.astimezone(ZoneInfo(schedule.timezone))):

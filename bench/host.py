@@ -183,7 +183,8 @@ def end(process: subprocess.Popen[Any], seconds: float = 60.0) -> None:
 def last_line(log: Path) -> str:
     """Why a child failed, as far as it said."""
     lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    return lines[-1][:300] if lines else "it said nothing"
+    # The very last line may be a library's, about an end that something else has caused.
+    return " | ".join(line[:300] for line in lines[-6:]) if lines else "it said nothing"
 
 
 def eventually(

@@ -34,7 +34,7 @@ with agent.boot() as rf:
 
 PASSES = "from ringfence import agent\nwith agent.boot() as rf:\n    rf.fs.append_text('log', 'done')\n"
 FILES = ['fs.*: "/workspace/**"']
-FULL = "a slot: 1 agents live already"
+FULL = "a slot: all 1 are taken"
 
 
 @pytest.fixture(scope="module")

@@ -192,7 +192,7 @@ def test_a_full_label_holds_up_no_other() -> None:
     clock = Clock()
     slots = Slots(lambda: Schedule(agents=3, labels={("team", "red"): 1}), clock)
     assert slots.ask(wish("red1", clock, team="red")) == ""
-    assert slots.ask(wish("red2", clock, team="red")) == "a slot: 1 agents with team=red live already"
+    assert slots.ask(wish("red2", clock, team="red")) == "a slot: all 1 of team=red are taken"
     assert slots.ask(wish("blue", clock, team="blue")) == ""
 
 
@@ -202,7 +202,7 @@ def test_bounds_may_be_lowered_and_raised_while_agents_live() -> None:
     slots = Slots(lambda: limits[0], clock)
     assert [slots.ask(wish(n, clock)) for n in range(2)] == ["", ""]
     limits[0] = Schedule(agents=1)
-    assert slots.ask(wish(2, clock)) == "a slot: 1 agents live already"
+    assert slots.ask(wish(2, clock)) == "a slot: all 1 are taken"
     slots.release(0)
     assert slots.pump() == []
     limits[0] = Schedule()

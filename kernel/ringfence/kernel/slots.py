@@ -152,9 +152,9 @@ class Slots:
         limits = self._limits()
         for (name, value), most in limits.labels.items():
             if (name, value) in wish.labels and self._labels[name, value] >= most:
-                return f"a slot: {most} agents with {name}={value} live already", False
+                return f"a slot: all {most} of {name}={value} are taken", False
         if limits.agents is not None and len(self._held) >= limits.agents:
-            return f"a slot: {limits.agents} agents live already", True
+            return f"a slot: all {limits.agents} are taken", True
         if limits.memory_bytes is not None and self._memory + wish.memory_bytes > limits.memory_bytes:
             left = max(0, limits.memory_bytes - self._memory)
             return f"memory: {wish.memory_bytes} bytes asked for, {left} left", True

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urldefrag, urljoin, urlsplit
 
 from ringfence.agent import targets
+from ringfence.agent.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from ringfence.agent.operations import Script
     from ringfence.agent.values import Response
 
+FOLLOW_MAX: Final = 20
+"""Most redirects that one request follows."""
 _MOVED: Final = frozenset({301, 302})
 _SEE_OTHER: Final = 303
 _SAME: Final = frozenset({307, 308})
@@ -42,7 +45,12 @@ def follow(
         json: body as a JSON value.
         data: body as it is.
         headers: of the first request, and of further ones to the same origin.
+
+    Raises:
+        InvalidRequest: `hops` is no number of redirects; nothing is sent.
     """
+    if type(hops) is not int or not 0 <= hops <= FOLLOW_MAX:
+        raise InvalidRequest(f"`follow` is {hops!r}; give a whole number from 0 to {FOLLOW_MAX}")
     while True:
         response: Response = yield targets.http_call(method, url, json=json, data=data, headers=headers)
         location = response.headers.get("location", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ringfence.agent import redirects
+from ringfence.agent import InvalidRequest, redirects
 from ringfence.agent.values import Response
 
 
@@ -82,3 +82,9 @@ def test_so_many_hops_and_no_more(hops: int, asked: int) -> None:
 def test_a_location_that_is_missing_or_held_a_credential_is_not_followed() -> None:
     assert len(calls("get", [(302, "")], 5)[0]) == 1
     assert len(calls("get", [(302, "https://a.test/?key=[redacted]")], 5)[0]) == 1
+
+
+@pytest.mark.parametrize("hops", [-1, 21, 10**9, 1.5, True, "x", None])
+def test_what_is_no_number_of_redirects_sends_nothing(hops: Any) -> None:
+    with pytest.raises(InvalidRequest, match="whole number from 0 to 20"):
+        next(redirects.follow("get", "https://a.test/", hops))

@@ -200,6 +200,8 @@ class CallbackDoor:
             said = msgspec.json.decode(bytes(message.body), type=Decision)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             why = " ".join(str(error).split())[:200]
+            if "truncated" in why and bytes(message.body).rstrip().endswith(b"}"):
+                why = "it holds an escape that is half of a character"
             raise HttpProblem(400, "BadRequest", f"the body is no decision: {why}") from None
         try:
             return await self._decide(name, said, message.headers["webhook-id"])

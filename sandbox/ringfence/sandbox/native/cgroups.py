@@ -23,6 +23,8 @@ from ringfence.sandbox.native import unified
 from ringfence.sandbox.native.identity import parent as parent_of
 from ringfence.sandbox.native.unified import SHARED, Files
 
+GONE = frozenset({errno.ENOENT, errno.ENODEV})
+"""Of a group that its own warden may be removing: a file of one can't be found then, or not be used."""
 CONTROLLERS = ("memory", "pids", "cpu", "freezer")
 _SWITCHES = {
     "memory": "memory.limit_in_bytes",
@@ -227,8 +229,7 @@ class Groups:
                 else:
                     _kill_in(f"{directory}/cgroup.procs")
             except OSError as error:
-                # Its own warden may be removing it: a file of a removed group can't be found, or not be read.
-                if error.errno not in (errno.ENOENT, errno.ENODEV):
+                if error.errno not in GONE:
                     raise
 
     def remove(self) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from ringfence.sandbox.native import identity
-from ringfence.sandbox.native.cgroups import Groups
+from ringfence.sandbox.native.cgroups import GONE, Groups
 from ringfence.sandbox.native.client import WardenClient
 from ringfence.sandbox.native.job import Order
 from ringfence.sandbox.native.supervisor import KILL, PAUSE, RESUME
@@ -196,8 +195,11 @@ def end_recorded(record: identity.Record, *, spare_launcher: bool = False) -> bo
     if init is not None:
         if "freezer" in groups.where:
             # A frozen process dies only after it thaws.
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 groups.freeze(False)
+            except OSError as error:
+                if error.errno not in GONE:
+                    raise
         identity.wait_dead(init, _DEATH_S)
     if spare_launcher:
         return init is not None

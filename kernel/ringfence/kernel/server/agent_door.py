@@ -35,6 +35,7 @@ STREAM = f"/{SERVICE}/Stream"
 _BACKLOG = 128
 _ACCEPTED_AT_ONCE = 16
 _NO_DESCRIPTOR_S = 0.1
+_ENDED = "the agent's program has ended, or its kernel stops"
 
 
 class AgentDoor:
@@ -89,7 +90,7 @@ class AgentDoor:
             self._socket.close()
             self._socket = None
             for connection in list(self._connections):
-                connection.shut(frames.NO_ERROR, "the agent's program has ended, or its kernel stops")
+                connection.shut(frames.NO_ERROR, _ENDED)
             self._directory.joinpath(SOCKET).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 self._directory.rmdir()
@@ -148,6 +149,9 @@ class AgentDoor:
         except OSError:
             client.close()
             self.lost(connection)
+        if self._socket is None:
+            # Closed meanwhile, when there was nothing yet to close of this one.
+            connection.shut(frames.NO_ERROR, _ENDED)
 
     def lost(self, connection: Connection) -> None:
         """Hear that a connection is over."""

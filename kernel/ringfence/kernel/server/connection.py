@@ -10,9 +10,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 
-from hpack import Decoder
-from hpack.exceptions import HPACKError
 from ringfence.kernel.server import frames
+from ringfence.kernel.server.blocks import HEADER_LIST_BYTES_MAX, TABLE_BYTES, Blocks
 from ringfence.kernel.server.frames import FRAME_BYTES_MAX, HEAD_BYTES, PREFACE, WINDOW_FIRST, ProtocolError
 from ringfence.kernel.server.gate import Bounds
 from ringfence.kernel.server.stream import WINDOW_WAITING, Stream
@@ -23,12 +22,6 @@ CONNECTION_STREAMS_MAX = 32
 STRANGER_STREAMS_MAX = 4
 """The same before the client has acknowledged the settings."""
 
-HEADER_BLOCK_BYTES_MAX = 16 << 10
-"""Header block of a stream as it comes."""
-
-HEADER_LIST_BYTES_MAX = 16 << 10
-"""The same unpacked, with 32 bytes for each field."""
-
 HANDSHAKE_S = 10.0
 """Time for a connection to open its first stream."""
 
@@ -38,11 +31,9 @@ IDLE_S = 300.0
 GOODBYE_S = 1.0
 """Time for a client to read why its connection is closed."""
 
-CHORES_OF_STREAM = 20
 CHORES_OF_CONNECTION = 50
 """What opening one costs, in frames."""
 
-_TABLE_BYTES = 4096
 _READ_BYTES = 32 << 10
 
 # Shared by all connections: what was read is parsed, or copied, before anything else is read.
@@ -50,7 +41,7 @@ _BUFFER = memoryview(bytearray(_READ_BYTES))
 
 _SETTINGS = frames.settings(
     {
-        frames.SET_TABLE: _TABLE_BYTES,
+        frames.SET_TABLE: TABLE_BYTES,
         frames.SET_STREAMS: CONNECTION_STREAMS_MAX,
         frames.SET_WINDOW: WINDOW_WAITING,
         frames.SET_HEADERS: HEADER_LIST_BYTES_MAX,
@@ -105,9 +96,7 @@ class Connection(asyncio.BufferedProtocol):
         self._streams: dict[int, Stream] = {}
         self._newest = 0
         self._quiet_since = self._loop.time()
-        self._decoder = Decoder(max_header_list_size=HEADER_LIST_BYTES_MAX)
-        self._block: bytearray | None = None
-        self._block_of = (0, 0)
+        self._blocks = Blocks(self._calm)
         self._taken = 0
         self._first_window = WINDOW_FIRST
         self._resting = False
@@ -138,10 +127,15 @@ class Connection(asyncio.BufferedProtocol):
         if self._closing:
             return
         try:
-            self._rest = data[self._parse(data) :]
+            taken = self._parse(data)
         except ProtocolError as error:
+            self._rest = b""
             self.shut(error.code, str(error))
             return
+        self._rest = data[taken:]
+        if not taken:
+            # Bytes one by one: the way to here costs more than they do.
+            self._calm.spend(1)
         if (debt_s := self._calm.debt_s()) and not self._resting:
             self._resting = True
             self._loop.call_later(debt_s, self._rested)
@@ -257,7 +251,7 @@ class Connection(asyncio.BufferedProtocol):
             if at > end:
                 return before
             number &= 0x7FFF_FFFF
-            if kind == frames.DATA and self._settled and self._block is None:
+            if kind == frames.DATA and self._settled and not self._blocks.open:
                 self._data(flags, number, data[start:at])
             else:
                 self._other(kind, flags, number, data[start:at])
@@ -290,10 +284,12 @@ class Connection(asyncio.BufferedProtocol):
             if kind != frames.SETTINGS or flags & frames.ACK:
                 raise ProtocolError(frames.PROTOCOL, "settings come first")
             self._settled = True
-        if self._block is not None:
-            if kind != frames.CONTINUATION or number != self._block_of[0]:
+        if self._blocks.open:
+            if kind != frames.CONTINUATION or number != self._blocks.number:
                 raise ProtocolError(frames.PROTOCOL, "a header block goes on with a continuation")
-            self._header(flags, payload)
+            fields = self._blocks.add(flags, payload)
+            if fields is not None:
+                self._open(fields)
             return
         take = self._kinds.get(kind)
         if (
@@ -302,10 +298,9 @@ class Connection(asyncio.BufferedProtocol):
             take(flags, number, payload)
 
     def _headers(self, flags: int, number: int, payload: bytes) -> None:
-        self._block = bytearray()
-        self._block_of = (number, flags)
-        payload = frames.unpadded(flags, payload)
-        self._header(flags, payload[5:] if flags & frames.PRIORITISED else payload)
+        fields = self._blocks.begin(flags, number, payload)
+        if fields is not None:
+            self._open(fields)
 
     def _ping(self, flags: int, number: int, payload: bytes) -> None:
         if number or len(payload) != 8:  # noqa: PLR2004 - RFC 9113 6.7
@@ -321,28 +316,17 @@ class Connection(asyncio.BufferedProtocol):
     def _refuse(self, _flags: int, _number: int, _payload: bytes) -> None:
         raise ProtocolError(frames.PROTOCOL, "a frame that can't come here")
 
-    def _header(self, flags: int, part: bytes) -> None:
-        """Take a part of a header block, and with its last one the stream."""
-        assert self._block is not None  # noqa: S101 - set by the caller
-        self._block += part
-        if len(self._block) > HEADER_BLOCK_BYTES_MAX:
-            raise ProtocolError(frames.CALM, "a header block is too long")
-        if not flags & frames.END_HEADERS:
-            return
-        block, self._block = bytes(self._block), None
-        number, first = self._block_of
-        self._calm.spend(CHORES_OF_STREAM + len(block) // 64)
-        try:
-            # Also for a stream that is refused: the table is the connection's.
-            fields = cast("list[tuple[str, str]]", self._decoder.decode(block))
-        except (HPACKError, ValueError, IndexError) as error:
-            raise ProtocolError(
-                frames.COMPRESSION, "a header block can't be unpacked, or is too long"
-            ) from error
-        last = bool(first & frames.END_STREAM)
+    def _open(self, fields: list[tuple[str, str]]) -> None:
+        """Take a header block, which opens a stream or ends what a client sends on it.
+
+        Also of a stream that is refused it was unpacked: the table is the connection's.
+        """
+        number, last = self._blocks.number, self._blocks.last
         stream = self._streams.get(number)
         if stream is not None:
-            stream.receive(b"", 0, last=last)
+            if not last:
+                raise ProtocolError(frames.PROTOCOL, "a second header block that ends nothing")
+            stream.receive(b"", 0, last=True)
             return
         if not number & 1:
             raise ProtocolError(frames.PROTOCOL, "streams of clients have odd numbers")
@@ -363,18 +347,23 @@ class Connection(asyncio.BufferedProtocol):
         if number or len(payload) % frames.setting.size:
             raise ProtocolError(frames.FRAME_SIZE, "settings that are none")
         if flags & frames.ACK:
+            if payload:
+                raise ProtocolError(frames.FRAME_SIZE, "an acknowledgement that says something")
             if not self._acknowledged:
                 self._acknowledged = True
                 for stream in self._streams.values():
                     stream.narrow(WINDOW_FIRST - WINDOW_WAITING)
             return
-        for key, value in frames.setting.iter_unpack(payload):
-            if key == frames.SET_WINDOW:
-                if value > frames.WINDOW_MAX:
-                    raise ProtocolError(frames.FLOW, "a window is too wide")
-                for stream in self._streams.values():
-                    stream.window += value - self._first_window
-                self._first_window = value
+        self._calm.spend(len(payload) // frames.setting.size)
+        said = dict(frames.setting.iter_unpack(payload))
+        # INVARIANT: streams are gone through once for each frame, however often it says the same setting.
+        change = said.get(frames.SET_WINDOW, self._first_window) - self._first_window
+        self._first_window += change
+        widest = max((stream.window for stream in self._streams.values()), default=0)
+        if max(self._first_window, widest + change) > frames.WINDOW_MAX:
+            raise ProtocolError(frames.FLOW, "a window is too wide")
+        for stream in self._streams.values():
+            stream.window += change
         self.write(frames.frame(frames.SETTINGS, frames.ACK, 0))
         self._pump()
 
@@ -383,6 +372,8 @@ class Connection(asyncio.BufferedProtocol):
             raise ProtocolError(frames.FRAME_SIZE, "a window's frame is four bytes")
         (more,) = frames.number32.unpack(payload)
         more &= frames.WINDOW_MAX
+        if not more or number > self._newest:
+            raise ProtocolError(frames.PROTOCOL, "a window that is opened by nothing, or of no stream")
         if not number:
             self.window += more
             if self.window > frames.WINDOW_MAX:

@@ -72,7 +72,7 @@ class Gate:
     def __init__(self) -> None:
         self._calls = 0
         self._bytes = 0
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._waiting: dict[Callable[[], None], None] = {}
         self.open = True
 
     async def wait(self) -> None:
@@ -84,7 +84,11 @@ class Gate:
 
     def when_open(self, call: Callable[[], None]) -> None:
         """Have `call` called, once, after it has opened; it may be closed again by then."""
-        self._waiting.append(call)
+        self._waiting[call] = None
+
+    def forget(self, call: Callable[[], None]) -> None:
+        """Have `call` not called: it may be closed for hours, and who waits may be gone long before."""
+        self._waiting.pop(call, None)
 
     def change(self, calls: int, size: int) -> None:
         """Count what a call takes or gives back."""
@@ -95,8 +99,9 @@ class Gate:
             self.open = is_open
             if is_open and self._waiting:
                 loop = asyncio.get_running_loop()
-                while self._waiting:
-                    loop.call_soon(self._waiting.popleft())
+                waiting, self._waiting = self._waiting, {}
+                for call in waiting:
+                    loop.call_soon(call)
 
 
 class Places:
@@ -106,6 +111,7 @@ class Places:
         self._free = most
         self._waiting: dict[object, Callable[[], None]] = {}
         self._taken: set[object] = set()
+        self._handing = False
 
     def take(self, who: object, begin: Callable[[], None]) -> None:
         """Have `begin` called when there is a place for `who`: at once, or when another leaves."""
@@ -123,9 +129,16 @@ class Places:
             self._free += 1
         else:
             self._waiting.pop(who, None)
-        while self._free and self._waiting:
-            following = next(iter(self._waiting))
-            self.take(following, self._waiting.pop(following))
+        if self._handing:
+            return
+        # INVARIANT: one loop hands places on, since whoever gets one may leave at once: else a queue were a depth.
+        self._handing = True
+        try:
+            while self._free and self._waiting:
+                following = next(iter(self._waiting))
+                self.take(following, self._waiting.pop(following))
+        finally:
+            self._handing = False
 
 
 class Reads:
@@ -135,6 +148,7 @@ class Reads:
         self._under_way: dict[object, float] = {}
         self._waiting: deque[tuple[object, Callable[[], None]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._handing = False
 
     def take(self, who: object, begin: Callable[[], None]) -> None:
         """Have `begin` called when there is a place for `who`."""
@@ -155,8 +169,14 @@ class Reads:
     def leave(self, who: object) -> None:
         """The answer is written."""
         self._under_way.pop(who, None)
-        while self._waiting and len(self._under_way) < READS_MAX:
-            self.take(*self._waiting.popleft())
+        if self._handing:
+            return
+        self._handing = True  # as with `Places`
+        try:
+            while self._waiting and len(self._under_way) < READS_MAX:
+                self.take(*self._waiting.popleft())
+        finally:
+            self._handing = False
 
     def _look(self) -> None:
         self._timer = None

@@ -103,6 +103,9 @@ class Stream:
     def narrow(self, by: int) -> None:
         """The client has heard of another first window."""
         self._room -= by
+        if not self._over:
+            # It may be beyond it already, and then waits to be told of more.
+            self._refill()
 
     def receive(self, data: bytes, size: int, *, last: bool) -> bool:
         """Take a frame's payload, which took `size` bytes of room.
@@ -111,20 +114,23 @@ class Stream:
             Whether it was worth its frame.
 
         Raises:
-            ProtocolError: there was no room for it.
+            ProtocolError: there was no room for it, or the client had said that nothing follows.
         """
         self._room -= size
         if size and self._room < 0:
             raise ProtocolError(frames.FLOW, "more than there was room for")
         if self._ending is not None:
             return False  # nobody listens any more
+        if self._last:
+            raise ProtocolError(frames.CLOSED, "something came on a stream after its end")
         self._last = last
-        worth = True
+        worth = last
         if self._served and not self._held and self._bounds.gate.open and _whole(data):
             # Most frames are one message.
             handler = self._handler
             if handler is not None:
                 handler.message(data[5:])
+            worth = True
         elif data:
             self._part += data
             self._held += len(data)
@@ -172,9 +178,12 @@ class Stream:
         self.end(frames.EXHAUSTED, f"the message did not come within {LARGE_S:.0f} s")
 
     def _refill(self, extra: int = 0) -> None:
+        if self._over or self._ending is not None:
+            return
         base = WINDOW_FIRST if self._served else WINDOW_WAITING
         more = base + extra - self._held - self._room
-        if more >= _REFILL or (extra and more > 0):
+        # With little room left also little is given back: else what fits into a window may wait for its last bytes.
+        if more >= _REFILL or (more > 0 and (extra or self._room < _REFILL)):
             self._room += more
             self._wire.write(frames.frame(frames.WINDOW, 0, self.number, frames.number32.pack(more)))
 
@@ -282,7 +291,8 @@ class Stream:
             self._out.popleft()
             if done is not None:
                 done()
-        if self._ending is not None and not self._out and wire.writable:
+        # It may be over by now: whoever hears that a message is written may end it.
+        if self._ending is not None and not self._out and wire.writable and not self._over:
             block = self._ending if self._begun else frames.ANSWER + self._ending
             wire.write(frames.header_frames(self.number, block, last=True))
             if not self._last:
@@ -313,6 +323,9 @@ class Stream:
         self._ready.clear()
         self._held = 0
         self._bounds.large.leave(self)
+        if self._waits:
+            self._waits = False
+            self._bounds.gate.forget(self._again)
 
 
 def _whole(data: bytes) -> bool:

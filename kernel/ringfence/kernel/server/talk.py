@@ -59,6 +59,7 @@ class Talk:
         elif kind == "call":
             self._take(frame.call)
         elif kind == "lanes":
+            self._desk.bounds.calm.spend(1)  # it carries no call
             self._desk.lanes(frame.lanes)
         else:
             text = "after the first frame only `call` and `lanes` frames may come"
@@ -85,6 +86,10 @@ class Talk:
             self._desk.stream_ends()
 
     def _silent(self) -> None:
+        if not self._gate.open:
+            # It may have said so, and nobody has listened.
+            self._hello = asyncio.get_running_loop().call_later(HELLO_S, self._silent)
+            return
         end_with(self._stream, BadCredential("no `hello` frame came; the stream is closed"))
 
     def _greet(self, frame: pb.StreamRequest, kind: str | None) -> None:

@@ -64,10 +64,16 @@ class Unary:
 
     async def _answer(self, message: Message) -> None:
         await self._desk.bounds.gate.wait()
-        answer = await self._desk.in_turn(self._row, message)
+        data = b""
+        try:
+            answer = await self._desk.in_turn(self._row, message)
+            if answer.failure is None:
+                data = result_to_message(self._row, answer.result or b"{}").SerializeToString()
+        except Exception:  # noqa: BLE001 - an answer that never comes would hold the caller and its place for ever
+            end_with(self._stream, self._desk.bug(self._row.action))
+            return
         if answer.failure is None:
-            result = result_to_message(self._row, answer.result or b"{}")
-            self._stream.send(result.SerializeToString())
+            self._stream.send(data)
             self._stream.end(frames.OK)
             return
         if answer.park:

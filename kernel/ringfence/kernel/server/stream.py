@@ -89,6 +89,11 @@ class Stream:
 
     # -- in -----------------------------------------------------------------------------------------------------
 
+    @property
+    def unheard(self) -> bool:
+        """Whether a message is there that is not handed on yet."""
+        return bool(self._ready)
+
     def attend(self, handler: Handler) -> None:
         """Say who answers it, before it has its turn."""
         self._handler = handler

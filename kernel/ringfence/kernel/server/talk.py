@@ -86,8 +86,8 @@ class Talk:
             self._desk.stream_ends()
 
     def _silent(self) -> None:
-        if not self._gate.open:
-            # It may have said so, and nobody has listened.
+        if self._stream.unheard:
+            # It came, and waits until calls of others end.
             self._hello = asyncio.get_running_loop().call_later(HELLO_S, self._silent)
             return
         end_with(self._stream, BadCredential("no `hello` frame came; the stream is closed"))

@@ -251,7 +251,7 @@ async def test_who_submitted_it_can_be_kept_from_approving(heart: Heart) -> None
     waits = await asked(heart)
     assert waits["not_by"] == "root"
     for self in ("root", "anna"):  # anna works with this account
-        with pytest.raises(Problem, match="`anna` submitted the agent") as caught:
+        with pytest.raises(Problem, match="`anna`, as `root`, submitted the agent") as caught:
             await yes(heart, waits, self)
         assert caught.value.exit_code == 3
     await yes(heart, waits, "bert")

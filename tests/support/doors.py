@@ -31,7 +31,7 @@ class Pipe:
 
     def __init__(self) -> None:
         self.written = bytearray()
-        self.closed = False
+        self.closed = self.aborted = False
         self.reads = True
 
     def write(self, data: bytes) -> None:
@@ -41,7 +41,7 @@ class Pipe:
         self.closed = True
 
     def abort(self) -> None:
-        self.closed = True
+        self.closed = self.aborted = True
 
     def pause_reading(self) -> None:
         self.reads = False

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from ringfence.kernel.slots import AGING_S, Slots, Wish
 from ringfence.policy.kernel_file import ManifestError, parse_kernel_file
-from ringfence.policy.scheduling import Schedule
+from ringfence.policy.scheduling import SlotLimits
 
 TEAMS = ("red", "blue", "")
 
@@ -33,7 +33,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.limits = Schedule(
+        self.limits = SlotLimits(
             agents=3, memory_bytes=10, starts=2, labels={("team", "red"): 2}, share_by="team"
         )
         self.slots = Slots(lambda: self.limits, self.clock)
@@ -125,7 +125,7 @@ TestSlots: Any = Machine.TestCase
 TestSlots.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def order(limits: Schedule, wishes: list[Wish], clock: Clock) -> list[object]:
+def order(limits: SlotLimits, wishes: list[Wish], clock: Clock) -> list[object]:
     """In which order they live, one after the other, behind one that came first."""
     slots = Slots(lambda: limits, clock)
     assert slots.ask(wish("first", clock)) == ""
@@ -144,7 +144,7 @@ def order(limits: Schedule, wishes: list[Wish], clock: Clock) -> list[object]:
 def test_priority_goes_first_and_then_who_came_first() -> None:
     clock = Clock()
     wishes = [wish(f"{p}{n}", clock, p) for n in (1, 2) for p in ("low", "normal", "high")]
-    assert order(Schedule(agents=1), wishes, clock) == [
+    assert order(SlotLimits(agents=1), wishes, clock) == [
         "high1",
         "high2",
         "normal1",
@@ -158,12 +158,12 @@ def test_who_waits_long_is_overtaken_by_nobody() -> None:
     clock = Clock()
     old = wish("old", clock, "low")
     clock.now = 2 * AGING_S + 1
-    assert order(Schedule(agents=1), [old, wish("new", clock, "high")], clock) == ["old", "new"]
+    assert order(SlotLimits(agents=1), [old, wish("new", clock, "high")], clock) == ["old", "new"]
 
 
 def test_label_values_share_evenly() -> None:
     clock = Clock()
-    slots = Slots(lambda: Schedule(agents=4, share_by="team"), clock)
+    slots = Slots(lambda: SlotLimits(agents=4, share_by="team"), clock)
     for n in range(4):
         slots.ask(wish(f"red{n}", clock, team="red"))
     assert all(slots.ask(wish(f"more{n}", clock, team="red")) for n in range(4))
@@ -179,7 +179,7 @@ def test_label_values_share_evenly() -> None:
 
 def test_a_large_one_is_not_passed_by_for_ever() -> None:
     clock = Clock()
-    slots = Slots(lambda: Schedule(memory_bytes=10), clock)
+    slots = Slots(lambda: SlotLimits(memory_bytes=10), clock)
     assert slots.ask(wish("half", clock, memory=6)) == ""
     assert slots.ask(wish("large", clock, memory=8)) == "memory: 8 bytes asked for, 4 left"
     assert slots.ask(wish("small", clock, memory=2)) == "memory: 8 bytes asked for, 4 left"
@@ -190,7 +190,7 @@ def test_a_large_one_is_not_passed_by_for_ever() -> None:
 
 def test_a_full_label_holds_up_no_other() -> None:
     clock = Clock()
-    slots = Slots(lambda: Schedule(agents=3, labels={("team", "red"): 1}), clock)
+    slots = Slots(lambda: SlotLimits(agents=3, labels={("team", "red"): 1}), clock)
     assert slots.ask(wish("red1", clock, team="red")) == ""
     assert slots.ask(wish("red2", clock, team="red")) == "a slot: all 1 of team=red are taken"
     assert slots.ask(wish("blue", clock, team="blue")) == ""
@@ -198,14 +198,14 @@ def test_a_full_label_holds_up_no_other() -> None:
 
 def test_bounds_may_be_lowered_and_raised_while_agents_live() -> None:
     clock = Clock()
-    limits = [Schedule(agents=2)]
+    limits = [SlotLimits(agents=2)]
     slots = Slots(lambda: limits[0], clock)
     assert [slots.ask(wish(n, clock)) for n in range(2)] == ["", ""]
-    limits[0] = Schedule(agents=1)
+    limits[0] = SlotLimits(agents=1)
     assert slots.ask(wish(2, clock)) == "a slot: all 1 are taken"
     slots.release(0)
     assert slots.pump() == []
-    limits[0] = Schedule()
+    limits[0] = SlotLimits()
     assert slots.pump() == [2]
 
 
@@ -217,7 +217,7 @@ def test_the_section_is_read() -> None:
     found = parse_kernel_file(FILE.format(section=section)).scheduler
     assert (found.agents, found.memory_bytes, found.starts, found.share_by) == (40, 8 << 30, 4, "team")
     assert dict(found.labels) == {("team", "billing"): 10}
-    assert parse_kernel_file("apiVersion: ringfence/v1\nkind: Kernel\nspec: {}\n").scheduler == Schedule()
+    assert parse_kernel_file("apiVersion: ringfence/v1\nkind: Kernel\nspec: {}\n").scheduler == SlotLimits()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from ringfence.kernel.journal.types import AgentKey, Entry, EpochMoved, NothingY
 from ringfence.kernel.mailboxes import woken_by
 from ringfence.kernel.outcomes import Outcomes, conflict_error, inline_payload
 from ringfence.kernel.settled import Answer
-from ringfence.syscalls.base import CheckpointSave, StateChange
+from ringfence.syscalls.base import StateChange
 from ringfence.syscalls.codec import canonical_json, encode_result
 
 
@@ -78,7 +78,7 @@ async def run_atomic(core: Core, outcomes: Outcomes, flight: Flight) -> Answer:
     body = flight.row.body
     await flight.failpoint("before_intent")
     early = await body.wait(flight, flight.arguments) if flight.row.waits else None
-    packed = await _pack(flight) if flight.row.action == "checkpoint.save" else None
+    packed = await _pack(flight) if saves_state(flight) else None
     while True:
         if early is None:
             entry, done = atomic_entry(flight, packed)
@@ -103,17 +103,21 @@ async def _pack(flight: Flight) -> PackedSave:
     packed = packed_at_once(flight)
     if packed is not None:
         return packed
-    save: CheckpointSave = flight.row.body.transaction(flight.arguments)
-    return await asyncio.to_thread(pack, save, flight.thread.replay.saved)
+    return await asyncio.to_thread(
+        pack, flight.row.body.transaction(flight.arguments), flight.thread.replay.saved
+    )
+
+
+def saves_state(flight: Flight) -> bool:
+    """Whether the call saves the agent's own state."""
+    return flight.row.action == "checkpoint.save"
 
 
 def packed_at_once(flight: Flight) -> PackedSave | None:
     """The stored form of a checkpoint, or None where making it would hold up the event loop."""
-    save: CheckpointSave = flight.row.body.transaction(flight.arguments)
     base = flight.thread.replay.saved
-    if len(save.state) + (0 if base is None else len(base.state)) > _AT_ONCE_BYTES:
-        return None
-    return pack(save, base)
+    size = len(flight.canonical) + (0 if base is None else len(base.state))
+    return pack(flight.row.body.transaction(flight.arguments), base) if size <= _AT_ONCE_BYTES else None
 
 
 def keep_saved(flight: Flight, done: Done) -> None:

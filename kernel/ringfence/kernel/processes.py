@@ -73,8 +73,7 @@ class Processes:
         self._running: dict[AgentKey, _Running] = {}
         self._logs: dict[tuple[AgentKey, str], LogPump] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        limits = lambda: ownership.resources.file.scheduler  # noqa: E731
-        self.turns = Turns(core, limits, self.start_or_fail, self._spawn)
+        self.turns = Turns(core, ownership, self.start_or_fail, self._spawn)
         self._linger = Linger(core, self, self._spawn)
         self.on_end: RunEnd | None = None  # set by who begins the runs of scheduled agents
         core.on_rest, core.wake = self._linger.rests, self.wake

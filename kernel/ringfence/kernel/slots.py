@@ -12,17 +12,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
-from ringfence.policy.scheduling import Schedule
+from ringfence.policy.scheduling import SlotLimits
 from ringfence.policy.sections import PRIORITIES
+
+Key = TypeVar("Key", bound=Hashable)
 
 AGING_S: Final = 600.0
 """Seconds of waiting that count as one priority more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Wish(Generic[Key]):
     """An agent that is to live.
 
     Attributes:
@@ -33,22 +35,22 @@ class Wish:
         since: when it asked, on the clock of `Slots`.
     """
 
-    key: Hashable
+    key: Key
     priority: str = "normal"
     memory_bytes: int = 0
     labels: frozenset[tuple[str, str]] = field(default_factory=frozenset[tuple[str, str]])
     since: float = 0.0
 
 
-class Slots:
+class Slots(Generic[Key]):
     """The live agents of one kernel, and those that wait to be."""
 
-    def __init__(self, limits: Callable[[], Schedule], clock: Callable[[], float]) -> None:
+    def __init__(self, limits: Callable[[], SlotLimits], clock: Callable[[], float]) -> None:
         self._limits = limits
         self._clock = clock
-        self._held: dict[Hashable, Wish] = {}
-        self._starting: set[Hashable] = set()
-        self._queue: dict[Hashable, Wish] = {}
+        self._held: dict[Key, Wish[Key]] = {}
+        self._starting: set[Key] = set()
+        self._queue: dict[Key, Wish[Key]] = {}
         self._memory = 0
         self._labels: Counter[tuple[str, str]] = Counter()
 
@@ -69,7 +71,7 @@ class Slots:
         """Agents that wait for their turn."""
         return len(self._queue)
 
-    def never(self, wish: Wish) -> str:
+    def never(self, wish: Wish[Key]) -> str:
         """Why an agent can't ever have its turn under these bounds; empty: it can."""
         most = self._limits().memory_bytes
         if most is not None and wish.memory_bytes > most:
@@ -81,7 +83,7 @@ class Slots:
 
     # -- turns ----------------------------------------------------------------------------------------------------
 
-    def ask(self, wish: Wish) -> str:
+    def ask(self, wish: Wish[Key]) -> str:
         """Ask for a turn. Who has one keeps it; who waits keeps its place.
 
         Returns:
@@ -95,11 +97,11 @@ class Slots:
             self._take(wish)
         return why
 
-    def started(self, key: Hashable) -> None:
+    def started(self, key: Key) -> None:
         """It is not being started any more: it lives, or has given up its turn."""
         self._starting.discard(key)
 
-    def release(self, key: Hashable) -> None:
+    def release(self, key: Key) -> None:
         """It lives no more, or waits no more."""
         self._queue.pop(key, None)
         self._starting.discard(key)
@@ -109,9 +111,9 @@ class Slots:
             for label in wish.labels:
                 self._labels[label] -= 1
 
-    def pump(self) -> list[Hashable]:
+    def pump(self) -> list[Key]:
         """Give turns to all whose time has come; each has it from here on, until `release`."""
-        given: list[Hashable] = []
+        given: list[Key] = []
         for wish in self._in_order():
             why, hard = self._obstacle(wish)
             if not why:
@@ -121,20 +123,20 @@ class Slots:
                 break
         return given
 
-    def waits(self, key: Hashable) -> bool:
+    def waits(self, key: Key) -> bool:
         """Whether it waits for its turn."""
         return key in self._queue
 
     # -- how ------------------------------------------------------------------------------------------------------
 
-    def _take(self, wish: Wish) -> None:
+    def _take(self, wish: Wish[Key]) -> None:
         self._queue.pop(wish.key, None)
         self._held[wish.key] = wish
         self._starting.add(wish.key)
         self._memory += wish.memory_bytes
         self._labels.update(wish.labels)
 
-    def _first_obstacle(self, wish: Wish) -> str:
+    def _first_obstacle(self, wish: Wish[Key]) -> str:
         """What holds an agent up: a bound, or those before it."""
         why, _ = self._obstacle(wish)
         if why:
@@ -147,7 +149,7 @@ class Slots:
                 return before
         return ""
 
-    def _obstacle(self, wish: Wish) -> tuple[str, bool]:
+    def _obstacle(self, wish: Wish[Key]) -> tuple[str, bool]:
         """The bound that it doesn't fit in, empty for none; and whether others wait behind it."""
         limits = self._limits()
         for (name, value), most in limits.labels.items():
@@ -162,13 +164,13 @@ class Slots:
             return f"its turn: {limits.starts} agents are being started", True
         return "", False
 
-    def _in_order(self) -> list[Wish]:
+    def _in_order(self) -> list[Wish[Key]]:
         now, limits = self._clock(), self._limits()
         shares: Counter[str] = Counter()
         if limits.share_by:
             shares.update(_value(w.labels, limits.share_by) for w in self._held.values())
         waiting = list(self._queue.values())
-        order: list[Wish] = []
+        order: list[Wish[Key]] = []
         while waiting:
             first = min(
                 waiting, key=lambda w: (-_rank(w, now), shares[_value(w.labels, limits.share_by)], w.since)
@@ -183,7 +185,7 @@ class Slots:
         return order
 
 
-def _rank(wish: Wish, now: float) -> int:
+def _rank(wish: Wish[Any], now: float) -> int:
     return PRIORITIES.index(wish.priority) + int((now - wish.since) / AGING_S)
 
 
@@ -193,8 +195,8 @@ def _value(labels: frozenset[tuple[str, str]], name: str) -> str:
 
 
 def wish_of(
-    key: Hashable, priority: str, memory_bytes: int, labels: Iterable[Mapping[str, str]], since: float
-) -> Wish:
+    key: Key, priority: str, memory_bytes: int, labels: Iterable[Mapping[str, str]], since: float
+) -> Wish[Key]:
     """What an agent with such a manifest asks for; it counts for its own labels, and for those of all above it."""
     return Wish(
         key=key,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-from ringfence.kernel.atomic import Done, atomic_entry, keep_saved, packed_at_once
+from ringfence.kernel.atomic import Done, atomic_entry, keep_saved, packed_at_once, saves_state
 from ringfence.kernel.config import DEADLINE_MS_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import AWAY
 from ringfence.kernel.flight import Flight
@@ -33,7 +33,7 @@ from ringfence.kernel.journal.types import (
 from ringfence.kernel.outcomes import Outcomes, Request, inline_payload
 from ringfence.kernel.settled import Answer
 from ringfence.policy.types import Verdict
-from ringfence.syscalls.base import CheckpointSave, Effect, Plan, Recovery, Work
+from ringfence.syscalls.base import Effect, Plan, Recovery, Work
 from ringfence.syscalls.codec import encode_result
 from ringfence.syscalls.errors import Internal, JournalUnavailable, SyscallError
 from ringfence.syscalls.table import Row as TableRow
@@ -145,11 +145,14 @@ class Straight:
         thread.took_off(flight)
         try:
             if flight.row.recovery is Recovery.ATOMIC:
-                saves = flight.row.action == "checkpoint.save"
-                packed = packed_at_once(flight) if saves else None
+                packed = packed_at_once(flight) if saves_state(flight) else None
+                if packed is None and saves_state(flight):
+                    # A large state takes its time.
+                    self.turn(way, None)
+                    return
                 entry, way.told = atomic_entry(flight, packed)
-                if isinstance(entry.atomic, Work | CheckpointSave):
-                    # It may have to wait, and to wake others; a large state takes its time.
+                if isinstance(entry.atomic, Work):
+                    # It may have to wait, and to wake others.
                     self.turn(way, None)
                     return
                 flight.effect_started = True

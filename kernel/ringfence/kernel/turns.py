@@ -15,8 +15,10 @@ from ringfence.sandbox.types import SandboxError
 
 if TYPE_CHECKING:
     from ringfence.kernel.core import Core
+    from ringfence.kernel.journal.types import AgentKey
+    from ringfence.kernel.ownership import Ownership
     from ringfence.kernel.thread import Thread
-    from ringfence.policy.scheduling import Schedule
+    from ringfence.policy.scheduling import SlotLimits
 
 
 class Turns:
@@ -25,18 +27,21 @@ class Turns:
     def __init__(
         self,
         core: Core,
-        limits: Callable[[], Schedule],
+        ownership: Ownership,
         start: Callable[[Thread], Coroutine[Any, Any, None]],
         spawn: Callable[[Coroutine[Any, Any, Any]], object],
     ) -> None:
         self._core = core
-        self._limits = limits
+        self._ownership = ownership
         self._start = start
         self._spawn = spawn
-        self._slots = Slots(limits, time.monotonic)
-        self.on_pressure: Callable[[], None] | None = (
-            None  # somebody waits for a slot: whoever only rests may give its own up
-        )
+        self._slots: Slots[AgentKey] = Slots(self._limits, time.monotonic)
+        # Told that somebody waits for a slot: whoever only rests may give its own up.
+        self.on_pressure: Callable[[], None] | None = None
+
+    def _limits(self) -> SlotLimits:
+        """Those of the kernel file that is in force."""
+        return self._ownership.resources.file.scheduler
 
     @property
     def pressed(self) -> bool:
@@ -82,7 +87,7 @@ class Turns:
     def pump(self) -> None:
         """Start those whose turn has come: after somebody's end, or when the bounds are others."""
         for key in self._slots.pump():
-            thread = self._core.threads.get(key)  # type: ignore[call-overload]
+            thread = self._core.threads.get(key)
             if thread is None:
                 self._slots.release(key)
             else:

@@ -19,7 +19,7 @@ from ringfence.policy.problems import ManifestError, Problem
 from ringfence.policy.reader import Fields, Numbers, Reader, header
 from ringfence.policy.resources import Auth, EffectDecl, ResourceDecl, SecretRef, read_resource
 from ringfence.policy.rules import Rule, Rules
-from ringfence.policy.scheduling import Schedule
+from ringfence.policy.scheduling import SlotLimits
 from ringfence.policy.strict_yaml import Node
 from ringfence.policy.types import Verdict
 
@@ -121,7 +121,7 @@ class KernelFile:
     pools: Mapping[str, Pool] = field(default_factory=dict[str, Pool])
     webhooks: Mapping[str, WebhookDecl] = field(default_factory=dict[str, WebhookDecl])
     callback: CallbackDecl | None = None
-    scheduler: Schedule = field(default_factory=Schedule)
+    scheduler: SlotLimits = field(default_factory=SlotLimits)
     later: tuple[Problem, ...] = ()
 
     def unsupported(self) -> list[Problem]:
@@ -167,7 +167,7 @@ def parse_kernel_file(text: str, source: str = "ringfence.yaml") -> KernelFile:
         callback=outreach.read_callback(reader, nodes["callback"]) if "callback" in nodes else None,
         scheduler=scheduling.read_scheduler(reader, nodes["scheduler"])
         if "scheduler" in nodes
-        else Schedule(),
+        else SlotLimits(),
         later=tuple(sorted(reader.later)),
     )
     reader.finish()

@@ -19,7 +19,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,125}[A-Za-z0-9])?", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class SlotLimits:
     """What bounds the live agents of one kernel.
 
     Attributes:
@@ -37,7 +37,7 @@ class Schedule:
     share_by: str = ""
 
 
-def read_scheduler(reader: Reader, node: Node) -> Schedule:
+def read_scheduler(reader: Reader, node: Node) -> SlotLimits:
     """Read the section."""
     what = "spec.scheduler"
     fields = reader.mapping(node, what, KEYS)
@@ -61,7 +61,7 @@ def read_scheduler(reader: Reader, node: Node) -> Schedule:
         share_by = reader.text(nodes["share_by"], f"{what}.share_by") or ""
         if share_by and _NAME.fullmatch(share_by) is None:
             reader.wrong(nodes["share_by"], f"`{share_by}` is no name of a label", "write one such as `team`")
-    return Schedule(
+    return SlotLimits(
         agents=agents,
         memory_bytes=memory,
         starts=starts,

@@ -52,7 +52,8 @@ async def approve(
     record = await _waiting(kernel, approval_id)
     person = kernel.person_of(operator)
     if record.not_by and kernel.person_of(record.not_by) == person:
-        text = f"`{person}` submitted the agent of {record.id}, and another person has to approve its calls"
+        alias = "" if record.not_by == person else f", as `{record.not_by}`,"
+        text = f"`{person}`{alias} submitted the agent of {record.id}, and another person has to approve its calls"
         raise Problem(text, exit_code=3, reason="NotYours")
     if arguments and digest:
         raise bad_usage("a digest is of arguments that are there already; give it, or --edit, and not both")

@@ -142,7 +142,8 @@ class Connection(asyncio.BufferedProtocol):
             self._read_or_not()
 
     def eof_received(self) -> bool:
-        """The client has hung up."""
+        """The client has hung up: no call comes from it any more, and what it does not read now holds no place for it."""
+        self.shut(frames.NO_ERROR)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
+from weakref import WeakValueDictionary
 
 from google.protobuf.message import Message
 from ringfence.kernel.dispatch import Dispatcher
@@ -42,7 +43,8 @@ class Desk:
         self._generation = thread.generation
         self._tasks: set[asyncio.Task[None]] = set()
         self._occurrences: Counter[str] = Counter()
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # Only those that somebody waits in or has: nobody can have the kernel keep one for each of many calls.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.bounds = Bounds()
         self.dispatcher = dispatcher
         self.thread = thread
@@ -114,8 +116,9 @@ class Desk:
             raw, refusal = message.SerializeToString(deterministic=True), error
         action = row.action
         lane = f"call-{hashlib.sha256(action.encode() + bytes(1) + raw).hexdigest()[:24]}"
+        turn = self._turns.setdefault(lane, asyncio.Lock())
         try:
-            async with self._turns[lane]:
+            async with turn:
                 step = self._occurrences[lane]
                 answer = await self.answer(
                     Request(lane=lane, lane_step=step, action=action, raw=raw, refusal=refusal)

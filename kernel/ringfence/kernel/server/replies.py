@@ -6,9 +6,11 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from ringfence.kernel.kernel_log import PLACE
 from ringfence.kernel.server import frames
 from ringfence.kernel.server.stream import Stream
 from ringfence.kernel.settled import Answer
+from ringfence.syscalls.errors import Internal
 from ringfence.v1 import syscalls_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -56,9 +58,10 @@ class Replies:
         try:
             data = _response(call_id, answer)
         except Exception:
+            # An answer that never comes would hold the caller for ever.
             log.exception("bug in the reply to step %d", answer.step)
-            self._sent(written, park)
-            return
+            text = f"a bug in Ringfence keeps this answer from being sent; report it with what {PLACE} says of it"
+            data = _response(call_id, Answer(step=answer.step, failure=Internal(text)))
         if self._stream.send_now(data):
             self._sent(written, park)
         else:

@@ -9,6 +9,7 @@ from typing import Final
 
 from ringfence.kernel.budgets import plain
 from ringfence.kernel.journal.store_pools import PoolState
+from ringfence.kernel.moments import short_time
 from ringfence.kernel.pool_shares import EPS, Share
 from ringfence.policy.pools import FLEET, PERIODS, Pool, PoolLimit
 from ringfence.syscalls.errors import BudgetExhausted
@@ -57,13 +58,8 @@ def view_of(pool: Pool, name: str, limit: PoolLimit, state: PoolState, origin: s
         left=round(max(0.0, limit.amount - bound), 9),
         agents=state.agents,
         origin=origin,
-        resets_at=None if closes is None else moment(closes),
+        resets_at=None if closes is None else short_time(closes),
     )
-
-
-def moment(at: datetime) -> str:
-    """A time as people and scripts read it."""
-    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def option(pool: str) -> str:
@@ -84,7 +80,7 @@ def exhausted(pool: Pool, share: Share, limit: PoolLimit, asked: float, state: P
     left = max(0.0, limit.amount - bound)
     used = max(0.0, bound - state.busy)
     busy = f", reserved by calls under way {plain(state.busy)}" if state.busy > EPS else ""
-    resets = "never" if share.closes is None else moment(share.closes)
+    resets = "never" if share.closes is None else short_time(share.closes)
     again = (
         "it never refills by itself"
         if share.closes is None

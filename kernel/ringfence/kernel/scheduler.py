@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from ringfence.kernel.journal.types import AgentKey, JournalError, ScheduleRecord
+from ringfence.kernel.moments import short_time
 from ringfence.kernel.replay import NO_CUT, Lineage, Replay
 from ringfence.kernel.revocation import cancel
 from ringfence.kernel.thread import FINAL_STATES, Thread
@@ -38,11 +39,6 @@ def waiting_text(schedule: ScheduleRecord) -> str:
     if schedule.next_at is None:
         return PAUSED if schedule.paused else NEVER
     return f"schedule {short_time(schedule.next_at)}"
-
-
-def short_time(moment: datetime) -> str:
-    """A time to the second, RFC 3339 in UTC."""
-    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 class Scheduler:

@@ -17,11 +17,11 @@ from typing import Any
 from ringfence.kernel.config import AGENT_UID_BASE
 from ringfence.kernel.demands import WallMissing, check_walls
 from ringfence.kernel.journal.types import AgentRecord, JournalError
+from ringfence.kernel.moments import short_time
 from ringfence.kernel.mounts import MountRefused
 from ringfence.kernel.operations.kernel import Kernel, manifest_version
 from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.rights import effective_rules
-from ringfence.kernel.scheduler import short_time
 from ringfence.policy.engine import AgentPolicy
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.manifest_types import Manifest

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ringfence.kernel.server import frames
 from ringfence.kernel.server.frames import FRAME_BYTES_MAX, WINDOW_FIRST, frame
@@ -32,19 +32,21 @@ class Sender:
         self._room -= WINDOW_FIRST - WINDOW_WAITING
         self._door.feed(frame(frames.SETTINGS, frames.ACK, 0))
 
-    def send(self, data: bytes, most: int = FRAME_BYTES_MAX) -> bytes:
-        """Send what there is room for; gives what there is none for."""
+    def send(self, data: bytes, most: int = FRAME_BYTES_MAX, padding: int = 0) -> bytes:
+        """Send what there is room for; gives what there is none for. Padding takes room as well."""
         while data:
             written = self._door.pipe.frames()
             for kind, _, number, payload in written[self._seen :]:
                 if kind == frames.WINDOW and number == 1:
                     self._room += NUMBER.unpack(payload)[0]
             self._seen = len(written)
-            size = min(len(data), self._room, most)
+            around = padding + 1 if padding else 0
+            size = min(len(data), self._room - around, most - around)
             if size <= 0:
                 break
-            self._room -= size
-            self._door.feed(frame(frames.DATA, 0, 1, data[:size]))
+            self._room -= size + around
+            flags, first = (frames.PADDED, bytes([padding])) if padding else (0, b"")
+            self._door.feed(frame(frames.DATA, flags, 1, first + data[:size] + bytes(padding)))
             data = data[size:]
         return data
 
@@ -59,6 +61,21 @@ def test_a_message_as_long_as_a_window_comes_in_whatever_came_before(before: int
         texts = [b"x" * before, b"y" * size, b"z"]
         assert sender.send(b"".join(message(text) for text in texts)) == b""
         assert door.listeners[0].heard == texts
+        door.end()
+
+    run(work)
+
+
+@settings(max_examples=20, deadline=None)
+@example(150_000, 255, 400)
+@given(st.integers(20_000, 400_000), st.integers(1, 255), st.integers(300, FRAME_BYTES_MAX))
+def test_padding_holds_no_message_up(size: int, padding: int, most: int) -> None:
+    def work() -> None:
+        door = Door()
+        door.feed(ACKNOWLEDGED + headers(1))
+        text = b"x" * size
+        assert Sender(door, acknowledged=True).send(message(text) * 2, most, padding) == b""
+        assert door.listeners[0].heard == [text, text]
         door.end()
 
     run(work)
@@ -115,6 +132,16 @@ def test_nothing_is_said_of_a_stream_that_has_ended() -> None:
         (frame(frames.WINDOW, 0, 0, bytes(4)), frames.PROTOCOL),
         (frame(frames.WINDOW, 0, 0, b"\x80\x00\x00\x00"), frames.PROTOCOL),
         (frame(frames.WINDOW, 0, 7, NUMBER.pack(1)), frames.PROTOCOL),
+        (headers(3) + frame(frames.WINDOW, 0, 2, NUMBER.pack(1)), frames.PROTOCOL),
+        (headers(3) + frame(frames.RESET, 0, 2, NUMBER.pack(0)), frames.PROTOCOL),
+        (headers(3) + frame(frames.DATA, 0, 2, b"x"), frames.PROTOCOL),
+        (frames.settings({frames.SET_PUSH: 2}), frames.PROTOCOL),
+        (frames.settings({frames.SET_FRAME: FRAME_BYTES_MAX - 1}), frames.PROTOCOL),
+        (frames.settings({frames.SET_FRAME: 1 << 24}), frames.PROTOCOL),
+        (
+            frame(frames.SETTINGS, 0, 0, struct.pack(">HIHI", 4, 1 << 31, 4, WINDOW_FIRST)),
+            frames.FLOW,
+        ),
         (headers(1, flags=ENDS) + frame(frames.DATA, 0, 1, b"x"), frames.CLOSED),
         (headers(1, flags=ENDS) + headers(1, flags=ENDS), frames.CLOSED),
         (headers(1) + headers(1), frames.PROTOCOL),

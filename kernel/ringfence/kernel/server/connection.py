@@ -269,7 +269,7 @@ class Connection(asyncio.BufferedProtocol):
             self._taken = 0
         stream = self._streams.get(number)
         if stream is None:
-            if not number or number > self._newest:
+            if not number & 1 or number > self._newest:
                 raise ProtocolError(frames.PROTOCOL, "data of a stream that was never open")
             self._calm.spend(1)
         elif not stream.receive(
@@ -310,7 +310,7 @@ class Connection(asyncio.BufferedProtocol):
             self.write(frames.frame(frames.PING, frames.ACK, 0, payload))
 
     def _reset(self, _flags: int, number: int, payload: bytes) -> None:
-        if not number or number > self._newest or len(payload) != 4:  # noqa: PLR2004 - RFC 9113 6.4
+        if not number & 1 or number > self._newest or len(payload) != 4:  # noqa: PLR2004 - RFC 9113 6.4
             raise ProtocolError(frames.PROTOCOL, "a reset of a stream that was never open")
         self.drop(number)
 
@@ -356,7 +356,7 @@ class Connection(asyncio.BufferedProtocol):
                     stream.narrow(WINDOW_FIRST - WINDOW_WAITING)
             return
         self._calm.spend(len(payload) // frames.setting.size)
-        said = dict(frames.setting.iter_unpack(payload))
+        said = frames.read_settings(payload)
         # INVARIANT: streams are gone through once for each frame, however often it says the same setting.
         change = said.get(frames.SET_WINDOW, self._first_window) - self._first_window
         self._first_window += change
@@ -373,7 +373,7 @@ class Connection(asyncio.BufferedProtocol):
             raise ProtocolError(frames.FRAME_SIZE, "a window's frame is four bytes")
         (more,) = frames.number32.unpack(payload)
         more &= frames.WINDOW_MAX
-        if not more or number > self._newest:
+        if not more or number > self._newest or (number and not number & 1):
             raise ProtocolError(frames.PROTOCOL, "a window that is opened by nothing, or of no stream")
         if not number:
             self.window += more

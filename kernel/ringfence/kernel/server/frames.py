@@ -23,13 +23,15 @@ NO_ERROR, PROTOCOL, INTERNAL, FLOW, _, CLOSED, FRAME_SIZE, REFUSED, CANCEL, COMP
 FRAME_BYTES_MAX: Final = 16_384
 """Longest payload that is taken: the least that HTTP/2 allows, and what is announced."""
 
+_FRAME_LENGTH_MAX = 2**24 - 1  # as long as the length of a frame can say
+
 WINDOW_FIRST: Final = 65_535
 """Room that both sides have at first, on a connection and on a stream."""
 
 WINDOW_MAX: Final = 2**31 - 1
 
-SET_TABLE, SET_STREAMS, SET_WINDOW, SET_FRAME, SET_HEADERS = 1, 3, 4, 5, 6
-"""Settings: bytes of the header table, streams at a time, first window, frame, header list."""
+SET_TABLE, SET_PUSH, SET_STREAMS, SET_WINDOW, SET_FRAME, SET_HEADERS = range(1, 7)
+"""Settings: bytes of the header table, pushes, streams at a time, first window, frame, header list."""
 
 OK, INVALID, EXHAUSTED, UNIMPLEMENTED = 0, 3, 8, 12
 """The few statuses of gRPC that are given before anybody knows what is asked."""
@@ -67,6 +69,24 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 def settings(pairs: dict[int, int]) -> bytes:
     """Give the frame that announces them."""
     return frame(SETTINGS, 0, 0, b"".join(setting.pack(*pair) for pair in pairs.items()))
+
+
+def read_settings(payload: bytes) -> dict[int, int]:
+    """Read what a client announces; of a setting that is said twice the last one holds.
+
+    Raises:
+        ProtocolError: one of them is beyond what RFC 9113 6.5.2 lets it be, whatever follows it.
+    """
+    said: dict[int, int] = {}
+    for name, value in setting.iter_unpack(payload):
+        if name == SET_WINDOW and value > WINDOW_MAX:
+            raise ProtocolError(FLOW, "a window is too wide")
+        if (name == SET_PUSH and value > 1) or (
+            name == SET_FRAME and not FRAME_BYTES_MAX <= value <= _FRAME_LENGTH_MAX
+        ):
+            raise ProtocolError(PROTOCOL, f"setting {name} can't be {value}")
+        said[name] = value
+    return said
 
 
 def _integer(value: int, bits: int, first: int) -> bytes:

@@ -76,6 +76,7 @@ class Stream:
         self._held = 0
         self._room = room
         self._extra = 0
+        self._granted = 0
         self._late: asyncio.TimerHandle | None = None
         self._waits = False
         self._last = False
@@ -177,18 +178,20 @@ class Stream:
             self._bounds.large.leave(self)
             return
         self._late = asyncio.get_running_loop().call_later(LARGE_S, self._too_late)
-        self._refill(self._extra)
+        self._granted = self._extra
+        self._refill()
 
     def _too_late(self) -> None:
         self.end(frames.EXHAUSTED, f"the message did not come within {LARGE_S:.0f} s")
 
-    def _refill(self, extra: int = 0) -> None:
+    def _refill(self) -> None:
         if self._over or self._ending is not None:
             return
         base = WINDOW_FIRST if self._served else WINDOW_WAITING
-        more = base + extra - self._held - self._room
+        # Of a long message also the padding is given back, which takes room and is not held.
+        more = base + self._granted - self._held - self._room
         # With little room left also little is given back: else what fits into a window may wait for its last bytes.
-        if more >= _REFILL or (more > 0 and (extra or self._room < _REFILL)):
+        if more >= _REFILL or (more > 0 and self._room < _REFILL):
             self._room += more
             self._wire.write(frames.frame(frames.WINDOW, 0, self.number, frames.number32.pack(more)))
 
@@ -209,7 +212,7 @@ class Stream:
             size = prefix.size + len(message)
             self._held -= size
             if size > WINDOW_FIRST:
-                self._extra = 0
+                self._extra = self._granted = 0
                 self._bounds.large.leave(self)
             handler.message(message)
         if self._part:

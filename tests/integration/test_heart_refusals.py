@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -238,7 +239,10 @@ async def test_a_change_of_what_is_no_longer_current_names_who_changed_it(heart:
     stale = {"reads": {"shared": 0}, "puts": {"shared": 2}}
     answer = await heart.call(second, 0, "state.transaction", **stale)
     assert isinstance(answer.failure, Conflict), answer
-    assert f"`shared` is at version 1 by {first.id}" in answer.failure.message
+    assert f"`shared` is at version 1 by {first.id} at step 1, it was read at 0" in answer.failure.message
+    assert json.loads(answer.failure.metadata["conflicts"]) == [
+        {"key": "shared", "version": 1, "agent": first.id, "step": 1, "read": 0}
+    ]
     assert await heart.outcomes(second) == [(1, "error")]
 
 

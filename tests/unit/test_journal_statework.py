@@ -21,7 +21,7 @@ changes = st.builds(
 def test_changes_in_one_transaction_are_as_changes_one_after_the_other(plan):
     """`undone` changes are applied and taken back, as when the body can't be made."""
     work = StateWork()
-    work.load([Held("a", 2, True, "before"), Held("b", 1, False, "before")])
+    work.load([Held("a", 2, True, "before", 1), Held("b", 1, False, "before", 2)])
     model = {"a": (2, b"old"), "b": (1, None)}
     history = []
     for step, (change, undone) in enumerate(plan):
@@ -30,7 +30,7 @@ def test_changes_in_one_transaction_are_as_changes_one_after_the_other(plan):
         try:
             done = work.apply(change, "me", step)
         except StateConflict as conflict:
-            moved = set(conflict.keys)
+            moved = {key for key, now in conflict.keys.items() if now.read == change.reads[key]}
         else:
             moved = set()
         assert moved == stale

@@ -64,6 +64,10 @@ EXAMPLES: dict[str, tuple[list[Try], list[Try]]] = {
         [("state.put", "jobsx"), ("state.get", "other/jobs/a")],
     ),
     'state.put: "jobs/*"': ([("state.put", "jobs/a")], [("state.put", "jobs/a/b"), ("state.put", "jobs"), ("state.get", "jobs/a")]),
+    'claim.take: "jobs/**"': (
+        [("claim.take", "jobs/a"), ("claim.renew", "jobs/a"), ("claim.release", "jobs/a")],
+        [("claim.take", "other"), ("state.put", "jobs/a")],
+    ),
     'memory.*: "own"': ([("memory.append", "own"), ("memory.search", "own")], [("memory.append", "team")]),
     'messages.send: "clerk-*"': ([("messages.send", "clerk-7")], [("messages.send", "clerk"), ("messages.receive", "clerk-7")]),
     'messages.receive: "*"': ([("messages.receive", "me")], [("messages.send", "me")]),

@@ -39,6 +39,9 @@ DESIGN = {
     "state.put": (WRITE, Recovery.ATOMIC, False, True),
     "state.delete": (WRITE, Recovery.ATOMIC, False, True),
     "state.transaction": (WRITE, Recovery.ATOMIC, False, True),
+    "claim.take": (WRITE, Recovery.ATOMIC, False, False),
+    "claim.renew": (WRITE, Recovery.ATOMIC, False, False),
+    "claim.release": (WRITE, Recovery.ATOMIC, False, False),
     "checkpoint.save": (WRITE, Recovery.ATOMIC, False, False),
     "messages.send": (WRITE, Recovery.ATOMIC, False, False),
     "messages.receive": (WRITE, Recovery.ATOMIC, False, False),
@@ -97,6 +100,7 @@ class _PutArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     key: str = ""
     value: Any = None
     if_version: int | None = None
+    claims: dict[str, int] = {}
 
 
 class _PutResult(msgspec.Struct, frozen=True):
@@ -177,6 +181,7 @@ def test_arguments_that_let_unknown_fields_through_are_refused(monkeypatch: pyte
         key: str = ""
         value: Any = None
         if_version: int | None = None
+        claims: dict[str, int] = {}
 
     _body(monkeypatch, **{**GOOD, "Arguments": Lax})
     with pytest.raises(TableError, match="forbid unknown fields"):
@@ -193,8 +198,16 @@ def _struct(fields: dict[str, Any]) -> type[msgspec.Struct]:
         ("StateGetRequest", {"key": bytes}, "has str"),
         ("StateGetRequest", {"name": str}, "has fields"),
         ("StateGetRequest", {"key": str, "extra": str}, "has fields"),
-        ("StatePutRequest", {"key": str, "value": str, "if_version": int | None}, "any JSON value"),
-        ("StatePutRequest", {"key": str, "value": Any, "if_version": int}, "optional"),
+        (
+            "StatePutRequest",
+            {"key": str, "value": str, "if_version": int | None, "claims": dict[str, int]},
+            "any JSON value",
+        ),
+        (
+            "StatePutRequest",
+            {"key": str, "value": Any, "if_version": int, "claims": dict[str, int]},
+            "optional",
+        ),
         ("RandomResponse", {"data": str}, "has bytes"),
         ("StateTransactionResponse", {"versions": dict[str, str]}, "has int"),
         ("StateTransactionResponse", {"versions": list[int]}, "has a map"),
@@ -226,6 +239,7 @@ def test_an_empty_default_that_would_be_encoded_is_named() -> None:
         reads: dict[str, int] = msgspec.field(default_factory=dict[str, int])
         puts: dict[str, Any] = {}
         deletes: list[str] = []
+        claims: dict[str, int] = {}
 
     descriptor = syscalls_pb2.DESCRIPTOR.message_types_by_name["StateTransactionRequest"]
     problems = list(check_struct(Arguments, descriptor, "Arguments"))

@@ -19,7 +19,7 @@ from ringfence.kernel.journal.types import Entry, JournalError, Row, StateConfli
 from ringfence.kernel.settled import Answer, answer_from, effect_identity, error_payload, refusal_row
 from ringfence.kernel.thread import Thread
 from ringfence.syscalls.base import Effect, Recovery
-from ringfence.syscalls.codec import Decoded, decode_arguments
+from ringfence.syscalls.codec import Decoded, canonical_json, decode_arguments
 from ringfence.syscalls.errors import (
     Conflict,
     Fenced,
@@ -244,14 +244,44 @@ class Outcomes:
 
 
 def conflict_error(conflict: StateConflict) -> Conflict:
-    """Name the keys and who changed them."""
-    named = ", ".join(
-        f"`{key}` is at version {version} by {by or 'nobody'}"
-        for key, (version, by) in sorted(conflict.keys.items())
-    )
+    """Name the keys, and who changed them in which step."""
+    keys, claims = sorted(conflict.keys.items()), sorted(conflict.claims.items())
+    parts: list[str] = []
+    if keys:
+        named = ", ".join(
+            f"`{key}` is at version {now.version} {_writer(now.agent, now.step)}, it was read at {now.read}"
+            for key, now in keys
+        )
+        parts.append(f"changed since it was read: {named}; read again and retry")
+    if claims:
+        named = ", ".join(
+            f"`{key}` with fence {now.given} is "
+            + (
+                f"held {_writer(now.agent, now.step)} with fence {now.fence}"
+                if now.agent
+                else "held by nobody"
+            )
+            for key, now in claims
+        )
+        parts.append(f"the claim is lost: {named}; take it again, then look at what was done meanwhile")
+    conflicts = [
+        {"key": key, "version": now.version, "agent": now.agent, "step": now.step, "read": now.read}
+        for key, now in keys
+    ]
+    lost = [
+        {"key": key, "fence": now.fence, "agent": now.agent, "step": now.step, "given": now.given}
+        for key, now in claims
+    ]
     return Conflict(
-        f"changed since it was read: {named}; read again and retry", keys=",".join(sorted(conflict.keys))
+        "; ".join(parts),
+        keys=",".join(key for key, _ in [*keys, *claims]),
+        conflicts=canonical_json(conflicts).decode(),
+        claims=canonical_json(lost).decode(),
     )
+
+
+def _writer(agent: str, step: int) -> str:
+    return f"by {agent} at step {step}" if agent else "by nobody"
 
 
 def printable(text: str) -> str:

@@ -212,8 +212,12 @@ class History:
         if known.action == "state.get":
             held = await core.store.state_get(known.resource)
             version = 0 if held is None else held.version
-            by = "" if held is None else f" by {held.agent}"
-            return "" if str(version) == known.version else f"it is at version {version}{by} now"
+            by = "" if held is None else f" by {held.agent} at step {held.step}"
+            return (
+                ""
+                if str(version) == known.version
+                else f"it is at version {version}{by} now, it was read at {known.version}"
+            )
         return await asyncio.to_thread(_file_changed, thread, known)
 
 

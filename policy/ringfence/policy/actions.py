@@ -17,6 +17,7 @@ _KINDS: Final = {
     "sql": "table",
     "state": "key",
     "memory": "key",
+    "claim": "key",
     "exec": "command",
     "llm": "name",
     "messages": "name",
@@ -34,6 +35,7 @@ _SAME_DOOR: Final = {
     "fs.read": ("fs.list", "fs.stat", "fs.search"),
     "fs.write": ("fs.append",),
     "http.get": ("http.head",),
+    "claim.take": ("claim.renew", "claim.release"),
 }
 # Moving something away reads it, removes it and writes it elsewhere: a deny of any of these denies the move too.
 _DENIED_WITH: Final = {"fs.move": ("fs.read", "fs.write", "fs.delete")}

@@ -11,6 +11,7 @@ from ringfence.agent.aio_exchange import AsyncArtifacts, AsyncMemory, AsyncMessa
 from ringfence.agent.aio_namespaces import AsyncExec, AsyncFiles, AsyncHttp, AsyncSql
 from ringfence.agent.aio_session import AsyncSession
 from ringfence.agent.aio_state import AsyncCheckpoint, AsyncState
+from ringfence.agent.claims import AsyncClaim, take
 from ringfence.agent.core import PATIENCE_S
 from ringfence.agent.lanes import Lane, TaskLanes
 from ringfence.agent.models import AsyncModels
@@ -138,6 +139,23 @@ class AsyncRingfence:
             Denied: nobody answered in time, or a rule denies asking.
         """
         return await self._caller.run(operations.ask(question, details))
+
+    async def claim(self, key: str, ttl_s: float, *, wait_s: float | None = 0.0) -> AsyncClaim:
+        """Claim a piece of work, so that no other agent and no other lane of this one works at it meanwhile.
+
+        What is written under it says so: `rf.state.put(key, value, claim=claim)` is refused once it is lost. Whoever doesn't
+        renew it loses it when it runs out; so does an agent that ends. A program that starts again takes its own anew.
+
+        Args:
+            key: what is claimed, as a key of the state.
+            ttl_s: for how long in seconds, 1 to 604 800; `renew` holds it longer.
+            wait_s: how long to wait for whoever holds it; None: as long as it takes.
+
+        Raises:
+            Conflict: somebody holds it; says who, since which step and until when.
+        """
+        fence, until = await self._caller.script(take(key, ttl_s, wait_s))
+        return AsyncClaim(self._caller, key, ttl_s, fence, until)
 
     async def sleep(self, seconds: float) -> datetime:
         """Wait, over restarts as well; gives the time of waking."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ringfence.agent import wire
+from ringfence.agent.errors import RingfenceError
 
 if TYPE_CHECKING:
     from ringfence.agent.aio_session import AsyncSession
@@ -48,9 +49,13 @@ class AsyncCaller:
     async def script(self, script: Script[T]) -> T:
         """Make the calls of a script, one after the other, and give what it returns."""
         sent: Any = None
+        failed: RingfenceError | None = None
         while True:
             try:
-                operation = script.send(sent)
+                operation = script.send(sent) if failed is None else script.throw(failed)
             except StopIteration as end:
                 return end.value
-            sent = await self.run(operation)
+            try:
+                sent, failed = await self.run(operation), None
+            except RingfenceError as error:
+                failed = error

@@ -6,13 +6,15 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from ringfence.agent import operations
+from ringfence.agent.claims import guards
 from ringfence.agent.lanes import check_quiet
-from ringfence.agent.state import Draft, Restored, Upgrader
+from ringfence.agent.state import UPDATE_TRIES, Draft, Restored, Upgrader, updated
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
     from ringfence.agent.aio_calls import AsyncCaller
+    from ringfence.agent.claims import Claims
     from ringfence.agent.values import Versioned
     from ringfence.v1.syscalls_pb2 import Welcome
 
@@ -48,34 +50,69 @@ class AsyncState:
         """Read a value with its version, for `if_version`."""
         return await self._caller.run(operations.state_get(key))
 
-    async def put(self, key: str, value: Any, *, if_version: int | None = None) -> int:
+    async def put(self, key: str, value: Any, *, if_version: int | None = None, claim: Claims = ()) -> int:
         """Write a value; gives its version.
 
-        Raises:
-            Conflict: the key isn't at `if_version` any more; 0 stands for a key that never existed.
-        """
-        return await self._caller.run(operations.state_put(key, value, if_version))
+        Args:
+            key: where.
+            value: JSON.
+            if_version: the version that it replaces; 0: there never was one; None: whatever stands there.
+            claim: of `rf.claim`, one or several, that must still be held.
 
-    async def delete(self, key: str, *, if_version: int | None = None) -> bool:
+        Raises:
+            Conflict: the key isn't at `if_version` any more, or a claim is lost.
+        """
+        return await self._caller.run(operations.state_put(key, value, if_version, guards(claim)))
+
+    async def delete(self, key: str, *, if_version: int | None = None, claim: Claims = ()) -> bool:
         """Remove a value; gives whether there was one.
 
         Raises:
-            Conflict: the key isn't at `if_version` any more.
+            Conflict: the key isn't at `if_version` any more, or a claim is lost.
         """
-        return await self._caller.run(operations.state_delete(key, if_version))
+        return await self._caller.run(operations.state_delete(key, if_version, guards(claim)))
+
+    async def update(
+        self,
+        key: str,
+        change: Callable[[Any], Any],
+        *,
+        default: Any = None,
+        claim: Claims = (),
+        tries: int = UPDATE_TRIES,
+    ) -> Any:
+        """Read a value, have `change` make another of it and write that, again where others were faster: no change is lost.
+
+        Args:
+            key: where.
+            change: gets the value, or `default` where there is none, and gives the new one; it may run several times.
+            default: what stands for no value.
+            claim: of `rf.claim`, one or several, that must still be held.
+            tries: how often at most.
+
+        Returns:
+            The value that was written.
+
+        Raises:
+            Conflict: a claim is lost, or others were faster each time.
+        """
+        return await self._caller.script(updated(key, change, default, guards(claim), tries))
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncGenerator[AsyncTransaction]:
+    async def transaction(self, *, claim: Claims = ()) -> AsyncGenerator[AsyncTransaction]:
         """Read and write several keys at once: what the block wrote is committed at its end, all or nothing.
 
         A block that raises, or writes nothing, commits nothing.
 
+        Args:
+            claim: of `rf.claim`, one or several, that must still be held at the end.
+
         Raises:
-            Conflict: at the end of the block, where a key it read has changed since; do the block again.
+            Conflict: at the end of the block, where a key it read has changed since, or a claim is lost; do the block again.
         """
         transaction = AsyncTransaction(self._caller)
         yield transaction
-        commit = transaction.commit()
+        commit = transaction.commit(guards(claim))
         if commit is not None:
             await self._caller.run(commit)
 

@@ -77,7 +77,11 @@ class Fenced(RingfenceError):
 
 
 class Conflict(RingfenceError):
-    """What was read is no longer current; names the keys and who changed them."""
+    """What was read is no longer current, or a claim is lost or another's; names the keys and who changed them.
+
+    `metadata["keys"]` names the keys, `metadata["conflicts"]` and `metadata["claims"]` say as JSON which version or fence each has
+    now, and by which agent and step.
+    """
 
 
 class QuotaExceeded(RingfenceError):

@@ -186,28 +186,41 @@ def state_get(key: str) -> Operation[values.Versioned]:
     )
 
 
-def state_put(key: str, value: Any, if_version: int | None) -> Operation[int]:
+def state_put(
+    key: str, value: Any, if_version: int | None, claims: Mapping[str, int] | None = None
+) -> Operation[int]:
     """Write one key."""
     wire.check_plain(f"the value of `{key}`", value)
     arguments: Json = {"key": key, "value": value}
     if if_version is not None:
         arguments["if_version"] = if_version
+    if claims:
+        arguments["claims"] = dict(claims)
     return Operation("state.put", arguments, lambda r: int(r.get("version", 0)))
 
 
-def state_delete(key: str, if_version: int | None) -> Operation[bool]:
+def state_delete(
+    key: str, if_version: int | None, claims: Mapping[str, int] | None = None
+) -> Operation[bool]:
     """Remove one key."""
     arguments: Json = {"key": key}
     if if_version is not None:
         arguments["if_version"] = if_version
+    if claims:
+        arguments["claims"] = dict(claims)
     return Operation("state.delete", arguments, lambda r: bool(r.get("existed", False)))
 
 
 def state_transaction(
-    reads: Mapping[str, int], puts: Mapping[str, Any], deletes: Sequence[str]
+    reads: Mapping[str, int],
+    puts: Mapping[str, Any],
+    deletes: Sequence[str],
+    claims: Mapping[str, int] | None = None,
 ) -> Operation[dict[str, int]]:
     """Commit several writes at once."""
     arguments: Json = {"reads": dict(reads), "puts": dict(puts), "deletes": list(deletes)}
+    if claims:
+        arguments["claims"] = dict(claims)
     return Operation(
         "state.transaction",
         arguments,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ringfence.agent import family_operations, operations, wire
 from ringfence.agent.calls import Caller
+from ringfence.agent.claims import Claim, take
 from ringfence.agent.core import PATIENCE_S
 from ringfence.agent.exchange import Artifacts, Memory, Messages
 from ringfence.agent.lanes import Lane, ThreadLanes
@@ -154,6 +155,23 @@ class Ringfence:
             Denied: nobody answered in time, or a rule denies asking.
         """
         return self._caller.run(operations.ask(question, details))
+
+    def claim(self, key: str, ttl_s: float, *, wait_s: float | None = 0.0) -> Claim:
+        """Claim a piece of work, so that no other agent and no other lane of this one works at it meanwhile.
+
+        What is written under it says so: `rf.state.put(key, value, claim=claim)` is refused once it is lost. Whoever doesn't
+        renew it loses it when it runs out; so does an agent that ends. A program that starts again takes its own anew.
+
+        Args:
+            key: what is claimed, as a key of the state.
+            ttl_s: for how long in seconds, 1 to 604 800; `renew` holds it longer.
+            wait_s: how long to wait for whoever holds it; None: as long as it takes.
+
+        Raises:
+            Conflict: somebody holds it; says who, since which step and until when.
+        """
+        fence, until = self._caller.script(take(key, ttl_s, wait_s))
+        return Claim(self._caller, key, ttl_s, fence, until)
 
     def sleep(self, seconds: float) -> datetime:
         """Wait, over restarts as well; gives the time of waking."""

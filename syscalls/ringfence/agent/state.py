@@ -5,19 +5,42 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ringfence.agent import operations, wire
-from ringfence.agent.errors import CheckpointUnreadable
+from ringfence.agent.claims import guards
+from ringfence.agent.errors import CheckpointUnreadable, Conflict
 from ringfence.agent.lanes import check_quiet
 
 if TYPE_CHECKING:
     from ringfence.agent.calls import Caller
+    from ringfence.agent.claims import Claims
     from ringfence.agent.operations import Operation
     from ringfence.agent.values import Versioned
     from ringfence.v1.syscalls_pb2 import Welcome
 
 Upgrader: TypeAlias = Callable[[Any], Any]
+
+
+UPDATE_TRIES: Final = 20
+"""How often `update` reads and writes at most."""
+
+
+def updated(
+    key: str, change: Callable[[Any], Any], default: Any, claims: Mapping[str, int], tries: int
+) -> operations.Script[Any]:
+    """Read, change and write a key, until nobody was faster."""
+    for last in range(max(1, tries) - 1, -1, -1):
+        found: Versioned = yield operations.state_get(key)
+        value = change(found.value if found.found else default)
+        try:
+            yield operations.state_put(key, value, found.version, claims)
+        except Conflict as conflict:
+            if not last or conflict.metadata.get("claims", "[]") != "[]":
+                raise
+        else:
+            return value
+    raise AssertionError("unreachable")
 
 
 class Draft:
@@ -51,11 +74,11 @@ class Draft:
         """Note the version read. The first counts: a later one that differs has to fail the commit."""
         self._reads.setdefault(key, found.version)
 
-    def commit(self) -> Operation[dict[str, int]] | None:
+    def commit(self, claims: Mapping[str, int]) -> Operation[dict[str, int]] | None:
         """Give the call that commits; None where the block wrote nothing."""
         if not self._puts and not self._deletes:
             return None
-        return operations.state_transaction(self._reads, self._puts, list(self._deletes))
+        return operations.state_transaction(self._reads, self._puts, list(self._deletes), claims)
 
 
 class Transaction(Draft):
@@ -89,34 +112,69 @@ class State:
         """Read a value with its version, for `if_version`."""
         return self._caller.run(operations.state_get(key))
 
-    def put(self, key: str, value: Any, *, if_version: int | None = None) -> int:
+    def put(self, key: str, value: Any, *, if_version: int | None = None, claim: Claims = ()) -> int:
         """Write a value; gives its version.
 
-        Raises:
-            Conflict: the key isn't at `if_version` any more; 0 stands for a key that never existed.
-        """
-        return self._caller.run(operations.state_put(key, value, if_version))
+        Args:
+            key: where.
+            value: JSON.
+            if_version: the version that it replaces; 0: there never was one; None: whatever stands there.
+            claim: of `rf.claim`, one or several, that must still be held.
 
-    def delete(self, key: str, *, if_version: int | None = None) -> bool:
+        Raises:
+            Conflict: the key isn't at `if_version` any more, or a claim is lost.
+        """
+        return self._caller.run(operations.state_put(key, value, if_version, guards(claim)))
+
+    def delete(self, key: str, *, if_version: int | None = None, claim: Claims = ()) -> bool:
         """Remove a value; gives whether there was one.
 
         Raises:
-            Conflict: the key isn't at `if_version` any more.
+            Conflict: the key isn't at `if_version` any more, or a claim is lost.
         """
-        return self._caller.run(operations.state_delete(key, if_version))
+        return self._caller.run(operations.state_delete(key, if_version, guards(claim)))
+
+    def update(
+        self,
+        key: str,
+        change: Callable[[Any], Any],
+        *,
+        default: Any = None,
+        claim: Claims = (),
+        tries: int = UPDATE_TRIES,
+    ) -> Any:
+        """Read a value, have `change` make another of it and write that, again where others were faster: no change is lost.
+
+        Args:
+            key: where.
+            change: gets the value, or `default` where there is none, and gives the new one; it may run several times.
+            default: what stands for no value.
+            claim: of `rf.claim`, one or several, that must still be held.
+            tries: how often at most.
+
+        Returns:
+            The value that was written.
+
+        Raises:
+            Conflict: a claim is lost, or others were faster each time.
+        """
+        return self._caller.script(updated(key, change, default, guards(claim), tries))
 
     @contextmanager
-    def transaction(self) -> Generator[Transaction]:
+    def transaction(self, *, claim: Claims = ()) -> Generator[Transaction]:
         """Read and write several keys at once: what the block wrote is committed at its end, all or nothing.
 
         A block that raises, or writes nothing, commits nothing.
 
+        Args:
+            claim: of `rf.claim`, one or several, that must still be held at the end.
+
         Raises:
-            Conflict: at the end of the block, where a key it read has changed since; do the block again.
+            Conflict: at the end of the block, where a key it read has changed since, or a claim is lost; do the block again.
         """
         transaction = Transaction(self._caller)
         yield transaction
-        commit = transaction.commit()
+        commit = transaction.commit(guards(claim))
         if commit is not None:
             self._caller.run(commit)
 

@@ -112,11 +112,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateChange:
-    """ATOMIC work on the shared state, committed with the outcome."""
+    """ATOMIC work on the shared state, committed with the outcome.
+
+    Attributes:
+        reads: versions that keys must still have.
+        puts: new values.
+        deletes: keys to remove.
+        claims: work claims that the agent must still hold, with their fences.
+    """
 
     reads: Mapping[str, int] = field(default_factory=dict[str, int])
     puts: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
     deletes: Sequence[str] = ()
+    claims: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +149,8 @@ class Work:
     """ATOMIC work that one SQL statement does, committed with the outcome.
 
     The statement stands in the journal's `atomic.sql`. It takes one jsonb parameter: the values, and who calls as
-    `agent` (key), `agent_id`, `step` and `branch`. It returns one jsonb value, which `finish` gets decoded; None
-    where it returns null or no row. Two answers never reach `finish`: `{"conflict": {key: [version, by]}}` fails
+    `agent` (key), `agent_id`, `lane`, `step` and `branch`. It returns one jsonb value, which `finish` gets decoded; None
+    where it returns null or no row. Two answers never reach `finish`: `{"conflict": {key: [version, by, step, read]}}` fails
     the call as a conflict, and `{"again": true}` leads back to the body's `wait`.
 
     INVARIANT: a statement that answers conflict or again has changed nothing.
@@ -150,10 +158,12 @@ class Work:
     Attributes:
         statement: its name in `atomic.sql`.
         values: JSON values; bytes arrive as base64.
+        claim: key of the work claim that it is about: its row is there and locked before the statement runs.
     """
 
     statement: str
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    claim: str = ""
 
 
 Atomic: TypeAlias = StateChange | CheckpointSave | Work

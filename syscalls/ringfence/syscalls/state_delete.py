@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import msgspec
 from ringfence.syscalls.base import Env, Plan, Question, StateChange, StateDone
+from ringfence.syscalls.claim_common import check_claims
 from ringfence.syscalls.state_common import check_key, check_version
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The key, and the version it must still have; None: any."""
+    """The key, the version it must still have (None: any), and claims that must still be held."""
 
     key: str = ""
     if_version: int | None = None
+    claims: dict[str, int] = {}
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -30,6 +32,7 @@ def plan(arguments: Arguments, env: Env) -> Plan:
     del env
     key = check_key(arguments.key)
     check_version("if_version", arguments.if_version)
+    check_claims(arguments.claims)
     return Plan(resource=key, questions=(Question(action="state.delete", resource=key),))
 
 
@@ -37,7 +40,7 @@ def transaction(arguments: Arguments) -> StateChange:
     """What to commit."""
     key = arguments.key
     reads = {} if arguments.if_version is None else {key: arguments.if_version}
-    return StateChange(reads=reads, deletes=(key,))
+    return StateChange(reads=reads, deletes=(key,), claims=arguments.claims)
 
 
 def finish(arguments: Arguments, done: StateDone) -> Result:

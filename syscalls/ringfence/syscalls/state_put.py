@@ -6,15 +6,17 @@ from typing import Any
 
 import msgspec
 from ringfence.syscalls.base import Env, Plan, Question, StateChange, StateDone
+from ringfence.syscalls.claim_common import check_claims
 from ringfence.syscalls.state_common import check_key, check_version, encode_value
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The key, its value, and the version it must still have; None: any, 0: it must not exist."""
+    """The key, its value, the version it must still have (None: any, 0: it must not exist), and claims that must still be held."""
 
     key: str = ""
     value: Any = None
     if_version: int | None = None
+    claims: dict[str, int] = {}
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -33,6 +35,7 @@ def plan(arguments: Arguments, env: Env) -> Plan:
     key = check_key(arguments.key)
     check_version("if_version", arguments.if_version)
     encode_value(key, arguments.value)
+    check_claims(arguments.claims)
     return Plan(resource=key, questions=(Question(action="state.put", resource=key),))
 
 
@@ -40,7 +43,7 @@ def transaction(arguments: Arguments) -> StateChange:
     """What to commit."""
     key = arguments.key
     reads = {} if arguments.if_version is None else {key: arguments.if_version}
-    return StateChange(reads=reads, puts={key: encode_value(key, arguments.value)})
+    return StateChange(reads=reads, puts={key: encode_value(key, arguments.value)}, claims=arguments.claims)
 
 
 def finish(arguments: Arguments, done: StateDone) -> Result:

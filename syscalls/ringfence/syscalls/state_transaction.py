@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from ringfence.syscalls.base import Env, Plan, Question, StateChange, StateDone
+from ringfence.syscalls.claim_common import check_claims
 from ringfence.syscalls.errors import InvalidRequest
 from ringfence.syscalls.state_common import KEYS_MAX, check_key, check_version, encode_value
 
@@ -13,11 +14,12 @@ _SHOWN_MAX = 3
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Keys read with the version seen, new values, and keys to remove."""
+    """Keys read with the version seen, new values, keys to remove, and claims that must still be held."""
 
     reads: dict[str, int] = {}
     puts: dict[str, Any] = {}
     deletes: list[str] = []
+    claims: dict[str, int] = {}
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -36,6 +38,7 @@ def plan(arguments: Arguments, env: Env) -> Plan:
     count = len(arguments.reads) + len(arguments.puts) + len(arguments.deletes)
     if not 1 <= count <= KEYS_MAX:
         raise InvalidRequest(f"a transaction names 1 to {KEYS_MAX} keys, this one {count}; split it")
+    check_claims(arguments.claims)
     questions: list[Question] = []
     for key, version in arguments.reads.items():
         check_version(f"reads.{check_key(key)}", version)
@@ -56,7 +59,9 @@ def plan(arguments: Arguments, env: Env) -> Plan:
 def transaction(arguments: Arguments) -> StateChange:
     """What to commit."""
     puts = {key: encode_value(key, value) for key, value in arguments.puts.items()}
-    return StateChange(reads=arguments.reads, puts=puts, deletes=tuple(arguments.deletes))
+    return StateChange(
+        reads=arguments.reads, puts=puts, deletes=tuple(arguments.deletes), claims=arguments.claims
+    )
 
 
 def finish(arguments: Arguments, done: StateDone) -> Result:

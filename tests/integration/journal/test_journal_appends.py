@@ -250,7 +250,7 @@ async def test_state_changes_of_one_batch_see_each_other_and_conflicts_commit_no
     assert first == StateDone(versions={"k": 1}, previous={"k": 0})
     assert second == StateDone(versions={"k": 2}, previous={"k": 1})
     assert isinstance(stale, StateConflict)
-    assert stale.keys == {"k": (2, b.id)}
+    assert stale.keys == {"k": (2, b.id, 1, 1)}
     assert both == StateDone(versions={"k": 3, "l": 1}, previous={"k": 2, "l": 0})
     assert gone == StateDone(versions={"k": 4, "never": 0}, previous={"k": 3, "never": 0})
     assert [row.step for row in await world.rows(a.key)] == [1, 3]
@@ -401,7 +401,7 @@ async def test_a_version_that_was_reckoned_with_is_never_taken_for_true(world, e
     assert (await change(other, b, 2, deletes=["k"])).versions == {"k": 4}
     with pytest.raises(StateConflict) as raised:
         await change(journal, a, 3, reads={"k": 3}, puts={"l": b"3"})
-    assert raised.value.keys == {"k": (4, b.id)}
+    assert raised.value.keys == {"k": (4, b.id, 2, 3)}
     assert await change(journal, a, 4, reads={"k": 4}, puts={"k": b"5"}) == StateDone(
         versions={"k": 5}, previous={"k": 0}
     )
@@ -412,7 +412,7 @@ async def test_a_version_that_was_reckoned_with_is_never_taken_for_true(world, e
         change(journal, a, 7, reads={"k": 6}, puts={"k": b"8"}),
     )
     assert (first.versions, second.versions) == ({"k": 6}, {"k": 7})
-    assert stale.keys == {"k": (6, a.id)}
+    assert stale.keys == {"k": (6, a.id, 5, 5)}
     key = await world.store.state_get("k")
     assert (key.version, key.value, key.agent) == (7, b"8", a.id)
     rows = await world.rows(a.key)

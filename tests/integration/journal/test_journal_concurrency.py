@@ -126,7 +126,7 @@ async def test_two_kernels_count_in_shared_state_without_losing_or_deadlocking(w
             try:
                 done = await journal.append(entry(agent.key, step, epoch=1, atomic=change))
             except StateConflict as conflict:
-                seen |= {key: version for key, (version, _) in conflict.keys.items()}
+                seen |= {key: version for key, (version, *_) in conflict.keys.items()}
             else:
                 wins += 1
                 seen = dict(done.versions)

@@ -16,7 +16,7 @@ from ringfence.kernel.journal.copyrows import (
     int8_array,
 )
 from ringfence.kernel.journal.deltas import PackedSave, pack
-from ringfence.kernel.journal.statework import Held, StateWork, Version
+from ringfence.kernel.journal.statework import Claimed, Held, StateWork, Version, keys_of
 from ringfence.kernel.journal.types import EpochMoved, OwnerMoved, Row
 from ringfence.syscalls.base import CheckpointSave, StateChange, Work
 
@@ -161,9 +161,39 @@ def held_of(result: PGresult) -> list[Held]:
             number_at(result, nr, 1),
             result.get_value(nr, 2) == b"\1",
             (result.get_value(nr, 3) or b"").decode(),
+            number_at(result, nr, 4),
         )
         for nr in range(result.ntuples)
     ]
+
+
+def claims_of(result: PGresult) -> list[Claimed]:
+    """Locked work claims."""
+    return [
+        Claimed(
+            (result.get_value(nr, 0) or b"").decode(),
+            number_at(result, nr, 1),
+            result.get_value(nr, 2) == b"\1",
+            (result.get_value(nr, 3) or b"").decode(),
+            number_at(result, nr, 4),
+        )
+        for nr in range(result.ntuples)
+    ]
+
+
+def locks_of(batch: list[Pending]) -> tuple[set[str], set[str], set[str]]:
+    """What is locked before the atomic work of a batch: state keys, claims whose rows have to be there, and other claims."""
+    keys: set[str] = set()
+    taken: set[str] = set()
+    claims: set[str] = set()
+    for pending in batch:
+        atomic = pending.entry.atomic
+        if isinstance(atomic, StateChange):
+            keys |= keys_of(atomic)
+            claims.update(atomic.claims)
+        elif isinstance(atomic, Work) and atomic.claim:
+            taken.add(atomic.claim)
+    return keys, taken, claims
 
 
 def number_at(result: PGresult, row: int, column: int) -> int:

@@ -250,6 +250,7 @@ def packed_work(row: Row, agent_id: str, work: Work) -> bytes:
     caller = {
         "agent": row.chain if row.chain > 0 else None,
         "agent_id": agent_id,
+        "lane": row.lane,
         "step": row.step,
         "branch": row.branch,
     }

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ringfence.kernel.journal import sqlwork
 from ringfence.kernel.journal.batches import (
     Head,
+    claims_of,
     columns_of,
     do_work,
     epochs_of,
@@ -23,6 +24,7 @@ from ringfence.kernel.journal.batches import (
     finished,
     held_of,
     keep_allowed,
+    locks_of,
     number_at,
     sends_of,
     truth_of,
@@ -59,7 +61,7 @@ one turn of a busy event loop instead of three."""
 
 PREPARED = (
     "row_type", "began", "end_session", "begin", "commit", "rollback", "append", "append_one", "append_changes", "insert",
-    "check", "heads", "hash_at", "lock_one", "hold", "lock", "record", "advance", "checkpoint", "savepoint", "release", "undo",
+    "check", "heads", "hash_at", "lock_one", "hold", "lock", "hold_claims", "lock_claims", "record", "advance", "checkpoint", "savepoint", "release", "undo",
 )  # fmt: skip
 
 
@@ -260,13 +262,13 @@ class Flush:
         return None
 
     def _reckoned(self, batch: list[Pending]) -> StateWork | None:
-        """The keys of a batch as they were seen last; None: one of them never was, or it saves a checkpoint."""
+        """The keys of a batch as they were seen last; None: one never was, or other work is among it."""
         work = StateWork()
         for pending in batch:
             change = pending.entry.atomic
             if change is None:
                 continue
-            if not isinstance(change, StateChange):
+            if not isinstance(change, StateChange) or change.claims:
                 return None
             held = [self.known.get(key) for key in keys_of(change)]
             seen = [one for one in held if one is not None]
@@ -306,20 +308,25 @@ class Flush:
     async def _opened(self, batch: list[Pending]) -> tuple[list[Pending], StateWork]:
         """Begin, and lock agents and state keys. Returns the entries that may be written, and the keys' versions."""
         while True:
-            keys: set[str] = set()
-            for pending in batch:
-                if isinstance(pending.entry.atomic, StateChange):
-                    keys |= keys_of(pending.entry.atomic)
+            keys, taken, claims = locks_of(batch)
             sends: list[Statement] = [(b"begin", ()), self._check_statement(batch)]
             if keys:
-                packed = bytes_array([key.encode() for key in sorted(keys)], OID_TEXT)
+                packed = _texts(keys)
                 sends += [(b"hold", (packed,)), (b"lock", (packed,))]
+            at = len(sends) - 1
+            # INVARIANT: state keys, then claims, each in order, in every flush: two of them never wait for each other.
+            if taken:
+                sends.append((b"hold_claims", (_texts(taken),)))
+            if taken or claims:
+                sends.append((b"lock_claims", (_texts(taken | claims),)))
             results = await self.wire.pipeline(sends)
             allowed = keep_allowed(batch, truth_of(results[1]))
             work = StateWork()
             if len(allowed) == len(batch):
                 if keys:
-                    work.load(held_of(results[-1]))
+                    work.load(held_of(results[at]))
+                if claims:
+                    work.load_claims(claims_of(results[-1]))
                 return batch, work
             if not allowed:
                 return [], work
@@ -350,3 +357,7 @@ class Flush:
         if sends:
             await self.wire.pipeline(sends)
         await self.wire.copy(statements("writer")["copy"].encode(), copy_data(attempt.links))
+
+
+def _texts(keys: set[str]) -> bytes:
+    return bytes_array([key.encode() for key in sorted(keys)], OID_TEXT)

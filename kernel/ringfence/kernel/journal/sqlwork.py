@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 from ringfence.kernel.journal.copyrows import Pending, packed_work
 from ringfence.kernel.journal.database import statements
-from ringfence.kernel.journal.types import BadRow, NothingYet, StateConflict
+from ringfence.kernel.journal.types import BadRow, Moved, NothingYet, StateConflict
 from ringfence.kernel.journal.wire import Refused
 from ringfence.syscalls.base import Work
 
@@ -35,7 +35,7 @@ Errors = dict[int, Exception]
 class _Refusal(msgspec.Struct, frozen=True):
     """The answers that say that nothing was done."""
 
-    conflict: dict[str, tuple[int, str]] | None = None
+    conflict: dict[str, Moved] | None = None
     again: bool = False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ringfence.kernel.journal.types import StateConflict
+from ringfence.kernel.journal.types import Moved, StateConflict, Unheld
 from ringfence.syscalls.base import StateChange, StateDone
 
 
@@ -16,6 +16,17 @@ class Held(NamedTuple):
     version: int
     live: bool
     agent: str
+    step: int
+
+
+class Claimed(NamedTuple):
+    """A locked work claim as it is now. Not live: it was released, has run out, or its agent has ended."""
+
+    key: str
+    fence: int
+    live: bool
+    agent: str
+    step: int
 
 
 class Version(NamedTuple):
@@ -38,11 +49,17 @@ class StateWork:
     changed: list[Version] = field(default_factory=list[Version])
     _held: dict[str, Held] = field(default_factory=dict[str, Held])
     _before: list[Held] = field(default_factory=list[Held])
+    _claims: dict[str, Claimed] = field(default_factory=dict[str, Claimed])
 
     def load(self, rows: list[Held]) -> None:
         """Take the locked rows."""
         for row in rows:
             self._held[row.key] = row
+
+    def load_claims(self, rows: list[Claimed]) -> None:
+        """Take the locked claims."""
+        for row in rows:
+            self._claims[row.key] = row
 
     def held(self) -> dict[str, Held]:
         """Every key that was loaded, as it is with the changes so far."""
@@ -50,7 +67,7 @@ class StateWork:
 
     def current(self, key: str) -> Held:
         """Say how a key stands, with the changes so far."""
-        return self._held.get(key) or Held(key, 0, False, "")
+        return self._held.get(key) or Held(key, 0, False, "", 0)
 
     def put(self, key: str, value: bytes | None, agent: str, step: int) -> int:
         """Write a key, or delete it with None; returns its version. Deleting nothing changes nothing."""
@@ -59,7 +76,7 @@ class StateWork:
             return now.version
         version = now.version + 1
         self._before.append(now)
-        self._held[key] = Held(key, version, value is not None, agent)
+        self._held[key] = Held(key, version, value is not None, agent, step)
         self.changed.append(Version(key, version, value, agent, step))
         return version
 
@@ -67,15 +84,16 @@ class StateWork:
         """Do one change, all of it or nothing.
 
         Raises:
-            StateConflict: a key it read is no longer at the version it read.
+            StateConflict: a key it read is no longer at the version it read, or a claim it rests on is lost.
         """
-        moved: dict[str, tuple[int, str]] = {}
+        moved: dict[str, Moved] = {}
         for key, version in change.reads.items():
             now = self.current(key)
             if now.version != version:
-                moved[key] = (now.version, now.agent)
-        if moved:
-            raise StateConflict(moved)
+                moved[key] = Moved(now.version, now.agent, now.step, version)
+        lost = self._lost(change, agent)
+        if moved or lost:
+            raise StateConflict(moved, lost)
         versions: dict[str, int] = {}
         previous: dict[str, int] = {}
         # A key both put and deleted ends deleted: puts come first.
@@ -84,6 +102,14 @@ class StateWork:
             previous.setdefault(key, now.version if now.live else 0)
             versions[key] = self.put(key, value, agent, step)
         return StateDone(versions=versions, previous=previous)
+
+    def _lost(self, change: StateChange, agent: str) -> dict[str, Unheld]:
+        lost: dict[str, Unheld] = {}
+        for key, fence in change.claims.items():
+            now = self._claims.get(key) or Claimed(key, 0, False, "", 0)
+            if not (now.live and now.agent == agent and now.fence == fence):
+                lost[key] = Unheld(now.fence, now.agent if now.live else "", now.step, fence)
+        return lost
 
     def mark(self) -> int:
         """Name this moment for `undo`."""

@@ -124,7 +124,7 @@ class AtomStore(StoreBase):
         await self._tuple("atoms.artifact_keep", values)
 
     async def rewind_atoms(self, agent: AgentKey, lineage: Lineage, *, dry: bool) -> list[Rewound]:
-        """Put messages, memories and artifacts of an agent to how they stand on a lineage. Twice is as once.
+        """Put messages, memories and artifacts of an agent to how they stand on a lineage; release later claims. Twice is as once.
 
         Args:
             agent: whose.
@@ -134,7 +134,8 @@ class AtomStore(StoreBase):
         Raises:
             Unavailable: the database is away.
         """
-        values = {"agent": agent, "dry": dry, **lineage_values(lineage)}
+        cut = max(limit for _, limit in lineage)
+        values = {"agent": agent, "dry": dry, "cut": cut, **lineage_values(lineage)}
         for _ in range(REWIND_TRIES - 1):
             try:
                 return await self._rewind(values)
@@ -154,5 +155,7 @@ class AtomStore(StoreBase):
                 await connection.execute(statement("atoms.lock_sent"), values)
             await cursor.execute(statement("atoms.rewind_kept"), values)
             kept = await cursor.fetchall()
+            if not values["dry"]:
+                await connection.execute(statement("atoms.release_claims"), values)
             await cursor.execute(statement("atoms.rewind"), values)
             return [*await cursor.fetchall(), *kept]

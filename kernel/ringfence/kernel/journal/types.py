@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
-from typing import Any, NewType
+from typing import Any, NamedTuple, NewType
 
 import msgspec
 from ringfence.kernel.journal.deltas import Base, PackedSave
@@ -45,16 +45,36 @@ class OwnerMoved(JournalError):
     """Another kernel owns the agent now, or this kernel's lease has run out."""
 
 
+class Moved(NamedTuple):
+    """A key that is no longer at the version that was read, and who wrote the one that it has."""
+
+    version: int
+    agent: str
+    step: int
+    read: int
+
+
+class Unheld(NamedTuple):
+    """A work claim that is not the caller's any more, and whose it is: empty where it is nobody's."""
+
+    fence: int
+    agent: str
+    step: int
+    given: int
+
+
 class StateConflict(JournalError):
-    """An ATOMIC change read keys that are no longer current. Nothing of this change is committed.
+    """An ATOMIC change read keys that are no longer current, or rests on claims that are lost. Nothing of it is committed.
 
     Attributes:
-        keys: key -> (version now, agent that wrote it).
+        keys: the keys that moved.
+        claims: the claims that are lost.
     """
 
-    def __init__(self, keys: dict[str, tuple[int, str]]) -> None:
+    def __init__(self, keys: dict[str, Moved], claims: dict[str, Unheld] | None = None) -> None:
         super().__init__("state changed")
         self.keys = keys
+        self.claims = claims or {}
 
 
 class NothingYet(JournalError):

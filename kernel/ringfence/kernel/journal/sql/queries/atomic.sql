@@ -1,5 +1,5 @@
 -- Work that is committed together with the outcome that asked for it. Each takes one jsonb: the call's values, and who calls as
--- agent (agents.key), agent_id, step and branch. Each answers one jsonb, and has changed nothing where that is a conflict or again.
+-- agent (agents.key), agent_id, lane, step and branch. Each answers one jsonb, and has changed nothing where that is a conflict or again.
 
 -- name: approval_open
 -- A call waits for a person. Its step waits for one at a time.
@@ -167,3 +167,42 @@ select case
     when exists (select from born) then (select jsonb_build_object('id', id, 'name', name, 'key', key) from born)
     when exists (select from free) then '{"again": true}'::jsonb
     else (select jsonb_build_object('depth', me.depth, 'own', living.own, 'tree', living.tree) from me, living) end
+
+-- name: claim_take
+-- Free is what nobody holds, what ran out, whose holder has ended, and what the same lane of the same agent holds: a program that
+-- starts again takes its own claim anew, and what it did under the old one is fenced off.
+with q as (select $1::jsonb as j),
+held as (
+    select c.key, a.id, c.lane, c.step, c.until,
+        coalesce(c.until > clock_timestamp() and a.state not in ('done', 'failed', 'killed')
+            and (c.agent, c.lane) is distinct from ((q.j ->> 'agent')::bigint, q.j ->> 'lane'), false) as live
+    from q join claims c on c.key = q.j ->> 'key' left join agents a on a.key = c.agent),
+taken as (
+    update claims c set fence = c.fence + 1, agent = (q.j ->> 'agent')::bigint, lane = q.j ->> 'lane', step = (q.j ->> 'step')::bigint,
+        until = clock_timestamp() + (q.j ->> 'ttl_ms')::bigint * interval '1 ms'
+    from q, held h where c.key = h.key and not h.live
+    returning c.fence, c.until)
+select coalesce(
+    (select jsonb_build_object('fence', fence, 'until_us', floor(extract(epoch from until) * 1000000)::bigint) from taken),
+    (select jsonb_build_object('by', id, 'lane', lane, 'step', step, 'until_us', floor(extract(epoch from until) * 1000000)::bigint)
+        from held))
+
+-- name: claim_renew
+-- Also one that ran out, as long as nobody has taken it.
+with q as (select $1::jsonb as j),
+renewed as (
+    update claims c set until = clock_timestamp() + (q.j ->> 'ttl_ms')::bigint * interval '1 ms'
+    from q where c.key = q.j ->> 'key' and c.agent = (q.j ->> 'agent')::bigint and c.fence = (q.j ->> 'fence')::bigint
+    returning c.until)
+select coalesce(
+    (select jsonb_build_object('until_us', floor(extract(epoch from until) * 1000000)::bigint) from renewed),
+    (select jsonb_build_object('fence', c.fence, 'by', a.id, 'step', c.step)
+        from q join claims c on c.key = q.j ->> 'key' left join agents a on a.key = c.agent))
+
+-- name: claim_release
+with q as (select $1::jsonb as j),
+released as (
+    update claims c set agent = null, until = null
+    from q where c.key = q.j ->> 'key' and c.agent = (q.j ->> 'agent')::bigint and c.fence = (q.j ->> 'fence')::bigint
+    returning 1)
+select jsonb_build_object('released', exists (select from released))

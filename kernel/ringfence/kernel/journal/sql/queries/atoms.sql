@@ -64,3 +64,11 @@ from artifacts f
 where f.agent = %(agent)s and f.hidden = exists (
     select from unnest(%(branches)s::integer[], %(cuts)s::bigint[]) as l (branch, up_to)
     where f.branch = l.branch and f.step <= l.up_to)
+union all
+select 'claim', c.key, 'release', '', c.step
+from claims c
+where c.agent = %(agent)s and c.step > %(cut)s
+
+-- name: release_claims
+-- Those taken after the cut. The fence stays, so that what was done under them is fenced off.
+update claims set agent = null, until = null where agent = %(agent)s and step > %(cut)s

@@ -27,7 +27,7 @@ insert into state (key, version) select k, 0 from unnest(%(keys)s::text[]) with 
 on conflict do nothing
 
 -- name: lock
-select key, version, value is not null as live, agent from state where key = any (%(keys)s::text[])
+select key, version, value is not null as live, agent, step from state where key = any (%(keys)s::text[])
 order by key collate "C" for update
 
 -- name: record

@@ -104,8 +104,17 @@ insert into state (key, version) select k, 0 from unnest($1::text[]) with ordina
 on conflict do nothing
 
 -- name: lock
-select key, version, value is not null, agent from state where key = any ($1::text[])
+select key, version, value is not null, agent, step from state where key = any ($1::text[])
 order by key collate "C" for update
+
+-- name: hold_claims
+insert into claims (key) select k from unnest($1::text[]) with ordinality as h (k, nr) order by h.nr on conflict do nothing
+
+-- name: lock_claims
+-- Whose each is while the transaction lasts: what is live here stays so until it ends, for nobody else gets past the lock.
+select c.key, c.fence, coalesce(c.until > clock_timestamp() and a.state not in ('done', 'failed', 'killed'), false), coalesce(a.id, ''), c.step
+from claims c left join agents a on a.key = c.agent where c.key = any ($1::text[])
+order by c.key collate "C" for update of c
 
 -- name: record
 insert into state_history (key, version, value, agent, step)

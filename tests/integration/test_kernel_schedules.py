@@ -71,6 +71,11 @@ def test_a_scheduled_agent_sleeps_until_its_time(scene: Scene) -> None:
         "timezone": "Europe/Berlin",
         "paused": False,
         "next_at": shown["schedule"]["next_at"],
+        "starts_at": shown["schedule"]["next_at"],
+        "missed": "once",
+        "overlap": "skip",
+        "jitter_ms": 0,
+        "queued": [],
         "runs": 0,
         "last_at": None,
         "last_outcome": None,
@@ -135,6 +140,31 @@ def test_a_fire_while_a_run_is_under_way_is_skipped_and_told(scene: Scene) -> No
     assert refused.value.exit_code == 5
     scene.operator.ask("Kill", agent=agent)
     assert (listed(scene, agent)["state"], listed(scene, agent)["last_outcome"]) == ("killed", "killed")
+
+
+def test_a_run_that_is_not_over_is_ended_for_the_next_one(scene: Scene) -> None:
+    text = """
+import json, os, time
+from ringfence import agent
+with agent.boot() as rf:
+    print(json.dumps(rf.identity.thread), flush=True)
+    rf.fs.append_text("runs", rf.identity.thread + "\\n")
+    time.sleep(1000)
+"""
+    agent = scene.submit(text, allow=FILES, more="schedule: {every: 2s, overlap: replace}")
+    eventually(lambda: len(audit(scene, agent, "schedule.replace")) >= 2, "no run was replaced")
+    scene.operator.ask("SchedulePause", agent=agent)
+    row = listed(scene, agent)
+    eventually(lambda: len(scene.said(agent)) == row["runs"], "the last run does not come to its program")
+    # Each run is one of its own, and of them one is left.
+    threads = scene.said(agent)
+    assert len(set(threads)) == len(threads) == len(audit(scene, agent, "schedule.run"))
+    shown = scene.show(agent)
+    assert (shown["state"], shown["thread"], shown["restarts"]) == ("running", threads[-1], 0)
+    assert (row["last_outcome"], row["overlap"]) == ("running", "replace")
+    assert {body["was"] for body in audit(scene, agent, "schedule.replace")} <= {"running", "pending"}
+    scene.operator.ask("Kill", agent=agent)
+    assert scene.show(agent)["process"] == "none"
 
 
 def test_a_failed_run_shows_its_error_and_the_next_one_comes(scene: Scene) -> None:

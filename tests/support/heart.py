@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -148,6 +149,7 @@ class Heart:
         started: bool = False,
         name: str = "heart",
         submitted_by: str = "",
+        first_fire: datetime | None = None,
     ) -> Thread:
         """An agent of this kernel; its program is not started unless asked."""
         text = manifest_of(name, ["true"], allow=allow, ask=ask, more=more)
@@ -164,6 +166,7 @@ class Heart:
             uid_base=None,
             grants=grants,
             submitted_by=submitted_by,
+            first_fire=first_fire,
         )
         for part in ("live", "image", "logs", "scratch"):
             (self.kernel.layout.agent(record.id) / part).mkdir(parents=True)
@@ -227,8 +230,10 @@ class Heart:
 
 
 @contextlib.asynccontextmanager
-async def heart_on(dsn: str, directory: Path, config: str = "") -> AsyncGenerator[Heart]:
-    """A heart on a database."""
+async def heart_on(
+    dsn: str, directory: Path, config: str = "", **clocks: Callable[[], Any]
+) -> AsyncGenerator[Heart]:
+    """A heart on a database; `clocks` are those of its scheduler."""
     layout = Layout(data=directory / "d", run=directory / "r")
     layout.run.mkdir(parents=True)
     layout.data.mkdir()
@@ -274,7 +279,7 @@ async def heart_on(dsn: str, directory: Path, config: str = "") -> AsyncGenerato
         core=core,
         ownership=ownership,
         processes=processes,
-        scheduler=Scheduler(core, processes),
+        scheduler=Scheduler(core, processes, **clocks),
         rollback=Rollback(core, ownership, processes),
         retention=Retention(core, lambda agent: SnapshotStore(layout.points(agent))),
         secrets=Secrets(layout.secrets),

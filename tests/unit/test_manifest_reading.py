@@ -52,7 +52,7 @@ spec:
     context: {max_tokens: 128k, on_overflow: page}
   approvals: {expire: 24h, linger: 30s}
   restart: {policy: on-failure, max: 5}
-  schedule: {cron: "30 2 * * *", timezone: Europe/Berlin}
+  schedule: {cron: "30 2 * * *", timezone: Europe/Berlin, missed: all, overlap: queue, jitter: 10m}
   priority: normal
 """
 
@@ -113,6 +113,8 @@ def test_the_manifest_of_the_contract_is_read_in_full() -> None:
     assert (manifest.restart.policy, manifest.restart.max) == ("on-failure", 5)
     assert manifest.schedule is not None
     assert (manifest.schedule.cron, manifest.schedule.timezone) == ("30 2 * * *", "Europe/Berlin")
+    assert (manifest.schedule.missed, manifest.schedule.overlap) == ("all", "queue")
+    assert manifest.schedule.jitter_s == 600.0
     assert manifest.priority == "normal"
 
 

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ringfence.policy.manifest_types import Schedule
-from ringfence.policy.schedule import cron_problem, next_fire, zone
+from ringfence.policy.schedule import (
+    cron_problem,
+    delay_of,
+    fires_until,
+    next_fire,
+    shortest_gap_s,
+    zone,
+)
 
 BERLIN = "Europe/Berlin"
 ANCHOR = datetime(2026, 1, 1, 0, 7, 3, tzinfo=UTC)
@@ -147,3 +154,76 @@ def test_an_interval_whose_next_time_lies_ahead_fires_then() -> None:
     for minutes in range(1, 15):
         assert next_fire(every, due - timedelta(minutes=minutes), due) == due
     assert next_fire(every, due, due) == due + timedelta(minutes=15)
+
+
+def one_by_one(schedule: Schedule, first: datetime, now: datetime) -> list[datetime]:
+    found: list[datetime] = []
+    fire: datetime | None = first
+    while fire is not None and fire <= now:
+        found.append(fire)
+        fire = next_fire(schedule, fire, first)
+    return found
+
+
+@settings(deadline=None, max_examples=60)
+@given(FIELDS, ZONES, MOMENTS, st.integers(0, 3 * 24 * 60), st.integers(1, 40))
+@example("30 2 * * *", BERLIN, datetime(2026, 3, 28, tzinfo=UTC), 3 * 24 * 60, 5)
+@example("30 2 * * *", BERLIN, datetime(2026, 10, 24, tzinfo=UTC), 3 * 24 * 60, 5)
+@example("* * * * *", BERLIN, datetime(2026, 10, 24, 23, tzinfo=UTC), 5 * 60, 400)
+def test_the_newest_times_are_those_that_asking_one_by_one_finds(
+    line: str, timezone: str, moment: datetime, minutes: int, most: int
+) -> None:
+    schedule = Schedule(cron=line, timezone=timezone)
+    first = next_fire(schedule, moment, ANCHOR)
+    assert first is not None
+    now = first + timedelta(minutes=minutes)
+    assert list(fires_until(schedule, first, now, most)) == one_by_one(schedule, first, now)[-most:]
+
+
+@pytest.mark.parametrize(
+    ("day", "fires_of_the_day"),
+    [
+        # The night that an hour is left out, and the one in which it comes twice: one run each.
+        ("2026-03-29", ["2026-03-29T01:00"]),
+        ("2026-10-25", ["2026-10-25T00:30"]),
+    ],
+)
+def test_a_nightly_line_has_one_time_in_both_nights_of_a_clock_change(
+    day: str, fires_of_the_day: list[str]
+) -> None:
+    schedule = Schedule(cron="30 2 * * *", timezone=BERLIN)
+    noon = datetime.fromisoformat(f"{day}T12:00Z")
+    first = next_fire(schedule, noon - timedelta(days=1), ANCHOR)
+    assert first is not None
+    assert [f.strftime("%Y-%m-%dT%H:%M") for f in fires_until(schedule, first, noon, 9)] == fires_of_the_day
+
+
+def test_years_without_a_kernel_are_reckoned_at_once() -> None:
+    first = datetime(2016, 1, 1, tzinfo=UTC)
+    now = datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
+    each_minute = fires_until(Schedule(cron="* * * * *"), first, now, 100)
+    assert (len(each_minute), each_minute[-1]) == (100, now.replace(second=0))
+    each_second = fires_until(Schedule(every_s=1.0), first, now, 100)
+    assert (each_second[0], each_second[-1]) == (now - timedelta(seconds=99), now)
+    new_year = fires_until(Schedule(cron="0 0 1 1 *"), first, now, 100)
+    assert [fire.year for fire in new_year] == list(range(2016, 2027))
+    assert fires_until(Schedule(every_s=1.0), now, first, 100) == ()
+
+
+def test_a_delay_is_the_same_wherever_it_is_reckoned_and_other_for_each_fire() -> None:
+    schedule = Schedule(every_s=3600.0, jitter_s=600.0)
+    here = ANCHOR.astimezone(ZoneInfo("Asia/Tokyo"))
+    assert delay_of(schedule, "a-1", ANCHOR) == delay_of(schedule, "a-1", here)
+    # Written down once: a kernel of a later release has to agree with one of today.
+    assert round(delay_of(schedule, "a-1", ANCHOR).total_seconds(), 3) == 280.699
+    delays = [delay_of(schedule, f"a-{n}", ANCHOR + timedelta(hours=h)) for n in range(20) for h in range(20)]
+    assert len(set(delays)) == 400
+    assert timedelta(0) <= min(delays) < timedelta(seconds=60)
+    assert timedelta(seconds=540) < max(delays) < timedelta(seconds=600)
+    assert delay_of(Schedule(every_s=3600.0), "a-1", ANCHOR) == timedelta(0)
+
+
+def test_the_shortest_time_between_two_fires() -> None:
+    assert shortest_gap_s(Schedule(every_s=900.0)) == 900.0
+    assert shortest_gap_s(Schedule(cron="0 9,10 * * *")) == 3600.0
+    assert shortest_gap_s(Schedule(cron="*/7 * * * *")) == 240.0

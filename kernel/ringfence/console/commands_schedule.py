@@ -78,14 +78,16 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     every = row.get("every_ms")
     when = f"every {_interval(every)}" if every is not None else row.get("cron") or "?"
     zone = row.get("timezone")
-    upcoming = "paused" if row.get("paused") else _time(row.get("next_at"))
+    upcoming = "paused" if row.get("paused") else _time(row.get("starts_at") or row.get("next_at"))
+    waiting = len(row.get("queued") or ())
+    outcome = row.get("last_outcome") or "-"
     return [
         safe(row.get("agent", "")),
         safe(when if zone in (None, "UTC") else f"{when} {zone}"),
         safe(upcoming),
         safe(row.get("runs", "")),
         safe(_time(row.get("last_at"))),
-        safe(row.get("last_outcome") or "-"),
+        safe(f"{outcome}, {waiting} queued" if waiting else outcome),
     ]
 
 

@@ -259,8 +259,11 @@ class Processes:
         if ended.reason is ExitReason.EXIT and ended.code == 0:
             await self._finish(thread, "done", generation, exit_code=0, ended_at=now)
             return
-        if why := await missing_files(thread, self._layout):
-            await self._settle(thread, "failed", error=why, exit_code=ended.code, ended_at=now)
+        lost = await missing_files(thread, self._layout)
+        if thread.generation != generation:
+            return  # its schedule has begun the next run
+        if lost:
+            await self._settle(thread, "failed", error=lost, exit_code=ended.code, ended_at=now)
             return
         why = why_ended(ended, self.log_of(thread, "stderr").tail())
         if ended.reason is not ExitReason.TIMEOUT and restartable(thread):

@@ -1,7 +1,7 @@
 """One task for all timers of agents without a process: a heap of times on the wall clock.
 
 An agent that sleeps costs an entry here and a row in the database. The clock may be set, or the machine suspended, so it is
-looked at again at least every `LOOK_S`.
+looked at again at least every `LOOK_S`, beside a clock that nobody sets and that goes on while the machine is suspended.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+import time
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, TypeAlias
 
 from ringfence.kernel.journal.types import AgentKey
@@ -18,17 +19,42 @@ from ringfence.kernel.journal.types import AgentKey
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 30.0
+STEP_S: Final = 1.0
+"""How far the two clocks drift apart between two looks before the wall clock counts as set."""
 AT_ONCE: Final = 4
 """How many are woken at a time: each starts a sandbox."""
 
 Purpose: TypeAlias = Literal["wake", "fire"]
 
 
-class Timers:
-    """Times at which something is to be done about an agent; one per agent and purpose."""
+def wall_clock() -> datetime:
+    """What people call the time."""
+    return datetime.now(UTC)
 
-    def __init__(self, due: Callable[[Purpose, AgentKey], Awaitable[None]]) -> None:
+
+def steady_clock() -> float:
+    """Seconds that pass whatever is done to the wall clock, also while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Timers:
+    """Times at which something is to be done about an agent; one per agent and purpose.
+
+    A `wake` is the end of a length of time: where the wall clock is set it moves with it. A `fire` is a time of day.
+    """
+
+    def __init__(
+        self,
+        due: Callable[[Purpose, AgentKey], Awaitable[None]],
+        *,
+        wall: Callable[[], datetime] = wall_clock,
+        steady: Callable[[], float] = steady_clock,
+    ) -> None:
         self._due = due
+        self._wall, self._steady = wall, steady
+        self._seen: tuple[datetime, float] | None = None
+        # Told that the wall clock was set, after the timers were moved.
+        self.on_step: Callable[[timedelta], None] = lambda _by: None
         self._heap: list[tuple[datetime, AgentKey, Purpose]] = []
         self._times: dict[tuple[Purpose, AgentKey], datetime] = {}
         self._changed = asyncio.Event()
@@ -38,6 +64,10 @@ class Timers:
 
     def __len__(self) -> int:
         return len(self._times)
+
+    def at(self, purpose: Purpose, key: AgentKey) -> datetime | None:
+        """When something is due; None: never."""
+        return self._times.get((purpose, key))
 
     def set(self, purpose: Purpose, key: AgentKey, at: datetime | None) -> None:
         """Say when; None: not any more."""
@@ -62,21 +92,42 @@ class Timers:
             task.cancel()
         await asyncio.gather(*work, return_exceptions=True)
 
+    def look(self) -> float:
+        """Look at the clocks and begin what is due; gives the seconds until there is something to look for again."""
+        now = self._wall()
+        self._compare(now)
+        while self._heap and self._heap[0][0] <= now:
+            at, key, purpose = heapq.heappop(self._heap)
+            # What was moved or taken back since is left in the heap until its time comes.
+            if self._times.get((purpose, key)) == at:
+                del self._times[purpose, key]
+                task = asyncio.create_task(self._do(purpose, key))
+                self._work.add(task)
+                task.add_done_callback(self._work.discard)
+        left_s = (self._heap[0][0] - now).total_seconds() if self._heap else LOOK_S
+        return min(left_s, LOOK_S)
+
+    def _compare(self, now: datetime) -> None:
+        """Notice that the wall clock was set since the last look."""
+        steady, seen = self._steady(), self._seen
+        self._seen = (now, steady)
+        if seen is None:
+            return
+        by = now - seen[0] - timedelta(seconds=steady - seen[1])
+        if abs(by) < timedelta(seconds=STEP_S):
+            return
+        log.warning("the clock of this host was set by %+.0f s", by.total_seconds())
+        for (purpose, key), at in list(self._times.items()):
+            if purpose == "wake":
+                self.set(purpose, key, at + by)
+        self.on_step(by)
+
     async def _run(self) -> None:
         while True:
             self._changed.clear()
-            now = datetime.now(UTC)
-            while self._heap and self._heap[0][0] <= now:
-                at, key, purpose = heapq.heappop(self._heap)
-                # What was moved or taken back since is left in the heap until its time comes.
-                if self._times.get((purpose, key)) == at:
-                    del self._times[purpose, key]
-                    task = asyncio.create_task(self._do(purpose, key))
-                    self._work.add(task)
-                    task.add_done_callback(self._work.discard)
-            left_s = (self._heap[0][0] - now).total_seconds() if self._heap else LOOK_S
+            left_s = self.look()
             try:
-                async with asyncio.timeout(min(left_s, LOOK_S)):
+                async with asyncio.timeout(left_s):
                     await self._changed.wait()
             except TimeoutError:
                 pass

@@ -102,11 +102,20 @@ class Restart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """When to run: a cron line in a time zone, or an interval."""
+    """When to run: a cron line in a time zone, or an interval.
+
+    Attributes:
+        missed: what becomes of times that passed while nobody could begin a run: `once`, `all` or `skip`.
+        overlap: what a time does that finds the last run not over: `skip`, `queue` or `replace`.
+        jitter_s: a run begins up to so much after its time, each time otherwise.
+    """
 
     cron: str = ""
     every_s: float | None = None
     timezone: str = "UTC"
+    missed: str = "once"
+    overlap: str = "skip"
+    jitter_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from ringfence.policy import (
     outreach,
     pools,
     resources,
+    schedule,
     scheduling,
     sections,
     undoing,
@@ -158,6 +159,20 @@ def _pools() -> Schema:
     return {"type": "object", "propertyNames": names, "additionalProperties": pool}
 
 
+def _schedule() -> Schema:
+    return _object(
+        sections.KEYS["schedule"],
+        {
+            "cron": _TEXT,
+            "every": _DURATION,
+            "timezone": _TEXT,
+            "missed": _words(*schedule.MISSED),
+            "overlap": _words(*schedule.OVERLAP),
+            "jitter": _DURATION,
+        },
+    )
+
+
 def _when() -> Schema:
     window = _object(
         when.KEYS["hours"],
@@ -261,9 +276,7 @@ def manifest_schema() -> Schema:
                     "resume": _words("replay", "own"),
                 },
             ),
-            "schedule": _object(
-                sections.KEYS["schedule"], {"cron": _TEXT, "every": _DURATION, "timezone": _TEXT}
-            ),
+            "schedule": _schedule(),
             "priority": _words(*sections.PRIORITIES),
         },
         ("run",),

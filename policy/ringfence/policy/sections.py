@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from ringfence.policy import approving
@@ -17,7 +18,7 @@ from ringfence.policy.manifest_types import (
     Schedule,
 )
 from ringfence.policy.reader import Fields, Numbers, Reader
-from ringfence.policy.schedule import cron_problem
+from ringfence.policy.schedule import MISSED, OVERLAP, cron_problem, shortest_gap_s
 from ringfence.policy.schedule import zone as find_zone
 from ringfence.policy.strict_yaml import Items, Node, Scalar
 from ringfence.policy.units import Rate
@@ -30,7 +31,7 @@ KEYS: Final = {
     "context": ("max_tokens", "on_overflow"),
     "approvals": ("expire", "linger", *approving.KEYS),
     "restart": ("policy", "max", "resume"),
-    "schedule": ("cron", "every", "timezone"),
+    "schedule": ("cron", "every", "timezone", "missed", "overlap", "jitter"),
 }
 """Keys of each section's mapping."""
 
@@ -285,6 +286,7 @@ def read_restart(reader: Reader, node: Node) -> Restart:
 def read_schedule(reader: Reader, node: Node) -> Schedule:
     """When to run."""
     fields = reader.mapping(node, "spec.schedule", KEYS["schedule"])
+    known = len(reader.problems)
     cron, every, zone = "", None, "UTC"
     if "cron" in fields:
         cron = reader.text(fields["cron"][1], "spec.schedule.cron") or ""
@@ -313,7 +315,27 @@ def read_schedule(reader: Reader, node: Node) -> Schedule:
         reader.wrong(fields["timezone"][0], "an interval knows no time zone", "leave `timezone` out")
     if ("cron" in fields) == ("every" in fields):
         reader.wrong(node, "a schedule has either `cron` or `every`", 'write `cron: "30 2 * * *"`')
-    return Schedule(cron=cron, every_s=every, timezone=zone)
+    schedule = Schedule(cron=cron, every_s=every, timezone=zone)
+    return _read_behaviour(reader, fields, schedule, sound=len(reader.problems) == known)
+
+
+def _read_behaviour(reader: Reader, fields: Fields, schedule: Schedule, *, sound: bool) -> Schedule:
+    """What becomes of times that nobody saw or that find a run under way. `sound`: its times can be reckoned with."""
+    missed, overlap, jitter = schedule.missed, schedule.overlap, schedule.jitter_s
+    if "missed" in fields:
+        missed = reader.choice(fields["missed"][1], "spec.schedule.missed", MISSED, missed)
+    if "overlap" in fields:
+        overlap = reader.choice(fields["overlap"][1], "spec.schedule.overlap", OVERLAP, overlap)
+    if (missed, overlap) == ("all", "replace"):
+        text = "`missed: all` and `overlap: replace` contradict each other: a run that is made up would be replaced"
+        reader.wrong(fields["overlap"][0], text, "write `overlap: queue`")
+    if "jitter" in fields:
+        jitter = reader.duration(fields["jitter"][1], "spec.schedule.jitter", jitter)
+        gap = shortest_gap_s(schedule) if sound else None
+        if gap is not None and jitter >= gap:
+            text = f"`spec.schedule.jitter` reaches the next time: the shortest time between two is {gap:g} s"
+            reader.wrong(fields["jitter"][1], text, "write less")
+    return replace(schedule, missed=missed, overlap=overlap, jitter_s=jitter)
 
 
 def plain_value(node: Node) -> object:

@@ -13,7 +13,7 @@ from ringfence.syscalls.errors import InvalidRequest
 from ringfence.syscalls.now import rfc3339
 
 DURATION_MAX_MS: Final = 366 * 24 * 3600 * 1000
-# The wall clock may be set, or the machine suspended: it is looked at again at least this often.
+# The machine may be suspended: the clock is looked at again at least this often.
 _LOOK_S: Final = 60.0
 
 
@@ -56,13 +56,14 @@ async def run(call: Call, arguments: Arguments) -> Result:
     else:
         wake_at_us = time.time_ns() // 1000 + arguments.duration_ms * 1000
         await call.record(msgspec.json.encode(_Progress(wake_at_us=wake_at_us)))
-    # The wall clock counts the time this machine was suspended or this kernel was down; the steady one bounds
-    # the wait where somebody set the wall clock back.
-    steady_end = time.monotonic() + arguments.duration_ms / 1000
+    # The wall clock counts the time this kernel was down. From here on a clock counts that nobody sets, and that goes on while
+    # the machine is suspended; it bounds the wait where somebody set the wall clock back meanwhile.
+    left_s = min(wake_at_us / 1e6 - time.time(), arguments.duration_ms / 1000)
+    end = time.clock_gettime(time.CLOCK_BOOTTIME) + left_s
     until = rfc3339(datetime.fromtimestamp(wake_at_us / 1e6, UTC))
     async with call.waiting("timer", f"timer {until}", wake_at_us):
         while True:
-            left_s = min(wake_at_us / 1e6 - time.time(), steady_end - time.monotonic())
+            left_s = end - time.clock_gettime(time.CLOCK_BOOTTIME)
             if left_s <= 0:
                 break
             await asyncio.sleep(min(left_s, _LOOK_S))

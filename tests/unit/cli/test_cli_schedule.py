@@ -31,6 +31,18 @@ OFTEN = ROW | {
 }
 
 
+def test_ls_shows_when_a_run_begins_with_its_jitter_and_how_many_wait(door, run) -> None:
+    busy = ROW | {
+        "starts_at": "2026-11-30T01:37:10.000000Z",
+        "last_outcome": "running",
+        "queued": ["2026-11-29T01:30:00.000000Z"],
+    }
+    door.answers["ScheduleList"] = {"schedules": [busy]}
+    result = run("schedule", "ls")
+    assert "2026-11-30 01:37:10Z" in result.stdout
+    assert "running, 1 queued" in result.stdout
+
+
 def test_ls_shows_when_next_and_how_the_last_run_ended(door, run) -> None:
     door.answers["ScheduleList"] = {"schedules": [ROW, OFTEN]}
     result = run("schedule", "ls")

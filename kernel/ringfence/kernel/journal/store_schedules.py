@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +20,7 @@ from ringfence.kernel.journal.types import (
 
 
 def _record(**values: Any) -> ScheduleRecord:
-    values["agent"] = AgentKey(values["agent"])
+    values["agent"], values["queued"] = AgentKey(values["agent"]), tuple(values["queued"])
     return ScheduleRecord(**values)
 
 
@@ -44,14 +44,26 @@ class ScheduleStore(StoreBase):
         return await self._all("schedules.list", _record, {})
 
     async def move_schedule(
-        self, key: AgentKey, next_at: datetime | None, *, paused: bool
+        self,
+        key: AgentKey,
+        next_at: datetime | None,
+        *,
+        paused: bool,
+        settled_at: datetime,
+        queued: Sequence[datetime] = (),
     ) -> ScheduleRecord | None:
-        """Say when it fires next, and whether it is paused.
+        """Say when it fires next, whether it is paused, up to when all is dealt with, and what waits for a run.
 
         Raises:
             Unavailable: the database is away.
         """
-        values = {"agent": key, "next_at": next_at, "paused": paused}
+        values = {
+            "agent": key,
+            "next_at": next_at,
+            "paused": paused,
+            "settled_at": settled_at,
+            "queued": list(queued),
+        }
         return await self._first("schedules.move", _record, values)
 
     async def begin_run(
@@ -62,12 +74,14 @@ class ScheduleStore(StoreBase):
         fence: int,
         thread: str,
         last_step: int,
-        expected: datetime | None,
+        before: ScheduleRecord,
         next_at: datetime | None,
+        queued: Sequence[datetime],
+        settled_at: datetime,
     ) -> tuple[AgentRecord, BranchRecord, ScheduleRecord] | None:
         """Begin a run: a new thread on a branch without a parent, in one transaction.
 
-        INVARIANT: a fire begins one run, whoever else saw it: only who finds `expected` moves the schedule on.
+        INVARIANT: a fire begins one run, whoever else saw it: only who finds it as in `before` moves the schedule on.
 
         Args:
             key: the agent.
@@ -75,8 +89,10 @@ class ScheduleStore(StoreBase):
             fence: its fencing token.
             thread: id of the run's thread.
             last_step: last step before the run.
-            expected: the time that fires, as it was read; the present `next_at` where an operator asks.
+            before: the schedule as it was read.
             next_at: when it fires after this.
+            queued: times that wait for runs of their own after this one.
+            settled_at: up to when all times are dealt with.
 
         Returns:
             None where a run is under way or somebody else has moved the schedule on.
@@ -91,8 +107,11 @@ class ScheduleStore(StoreBase):
             "fence": fence,
             "thread": thread,
             "cut_step": last_step,
-            "expected": expected,
+            "expected": before.next_at,
+            "expected_queue": list(before.queued),
             "next_at": next_at,
+            "queued": list(queued),
+            "settled_at": settled_at,
         }
         async with borrowed(self._pool) as connection, connection.transaction():
             # The lock that moves an owner: whoever holds it sees the owner that the commit will find.
@@ -112,7 +131,7 @@ class ScheduleStore(StoreBase):
 
         Args:
             key: the agent.
-            outcome: `done` or `failed`.
+            outcome: `done`, `failed` or `replaced`.
             why: why it failed.
             fields: as `set_agent` takes them.
 

@@ -226,7 +226,9 @@ class ScheduleRecord:
         running: whether a run has begun and not ended.
         runs: how many have begun.
         last_at: when the last one began.
-        last_outcome: how the last one ended: `done` or `failed`; empty while it runs, and before the first.
+        last_outcome: how the last one ended: `done`, `failed` or `replaced`; empty while it runs, and before the first.
+        queued: times that wait for a run of their own, oldest first.
+        settled_at: up to when all times were dealt with, whether or not a run began.
     """
 
     agent: AgentKey
@@ -237,6 +239,8 @@ class ScheduleRecord:
     last_at: datetime | None
     last_outcome: str
     last_error: str
+    queued: tuple[datetime, ...] = ()
+    settled_at: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 from ringfence.kernel.journal.types import AgentRecord, ScheduleRecord
@@ -11,6 +12,7 @@ from ringfence.kernel.thread import FINAL_STATES, Thread
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.manifest_types import Schedule
 from ringfence.policy.problems import ManifestError
+from ringfence.policy.schedule import delay_of
 
 
 async def listing(kernel: Kernel) -> dict[str, Any]:
@@ -54,11 +56,22 @@ def document(
         "timezone": None if asked is None or every_s is not None else asked.timezone,
         "paused": schedule.paused,
         "next_at": rfc3339(schedule.next_at),
+        "starts_at": rfc3339(_starts_at(record, schedule, asked)),
+        "missed": None if asked is None else asked.missed,
+        "overlap": None if asked is None else asked.overlap,
+        "jitter_ms": None if asked is None else int(asked.jitter_s * 1000),
+        "queued": [rfc3339(fire) for fire in schedule.queued],
         "runs": schedule.runs,
         "last_at": rfc3339(schedule.last_at),
         "last_outcome": outcome or None,
         "last_error": schedule.last_error or None,
     }
+
+
+def _starts_at(record: AgentRecord, schedule: ScheduleRecord, asked: Schedule | None) -> datetime | None:
+    if asked is None or schedule.next_at is None:
+        return None
+    return schedule.next_at + delay_of(asked, record.id, schedule.next_at)
 
 
 def of(thread: Thread) -> dict[str, Any] | None:

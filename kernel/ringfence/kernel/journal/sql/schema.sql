@@ -71,7 +71,9 @@ create table schedules (
     runs         integer not null default 0,
     last_at      timestamptz,
     last_outcome text not null default '',
-    last_error   text not null default ''
+    last_error   text not null default '',
+    queued       timestamptz[] not null default '{}',
+    settled_at   timestamptz not null default clock_timestamp()
 );
 
 -- Stored, revocable permissions. Rows are marked, never removed.

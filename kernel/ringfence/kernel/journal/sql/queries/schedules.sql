@@ -5,10 +5,12 @@ insert into schedules (agent, next_at) values (%(agent)s, %(next_at)s)
 update agents set state = 'sleeping', waiting_for = %(waiting_for)s where key = %(agent)s
 
 -- name: by_agent
-select agent, next_at, paused, running, runs, last_at, last_outcome, last_error from schedules where agent = %(agent)s
+select agent, next_at, paused, running, runs, last_at, last_outcome, last_error, queued, settled_at
+from schedules where agent = %(agent)s
 
 -- name: list
-select s.agent, s.next_at, s.paused, s.running, s.runs, s.last_at, s.last_outcome, s.last_error
+select s.agent, s.next_at, s.paused, s.running, s.runs, s.last_at, s.last_outcome, s.last_error,
+    s.queued, s.settled_at
 from schedules s order by s.agent
 
 -- name: owned
@@ -19,9 +21,11 @@ where a.key = %(agent)s and k.key = %(kernel)s and k.fence = %(fence)s and k.rel
 
 -- name: begin
 update schedules set running = true, runs = runs + 1, last_at = clock_timestamp(), last_outcome = '', last_error = '',
-    next_at = %(next_at)s
+    next_at = %(next_at)s, queued = %(queued)s::timestamptz[], settled_at = %(settled_at)s
 where agent = %(agent)s and not running and next_at is not distinct from %(expected)s
-returning agent, next_at, paused, running, runs, last_at, last_outcome, last_error
+    and queued = %(expected_queue)s::timestamptz[]
+returning agent, next_at, paused, running, runs, last_at, last_outcome, last_error,
+    queued, settled_at
 
 -- name: first_branch_of_run
 insert into branches (agent, branch, parent, cut_step)
@@ -38,11 +42,15 @@ returning key, id, name, thread, labels, branch, state, waiting_for, error, mani
 -- name: finish
 update schedules set running = false, last_outcome = %(outcome)s, last_error = %(error)s
 where agent = %(agent)s and running
-returning agent, next_at, paused, running, runs, last_at, last_outcome, last_error
+returning agent, next_at, paused, running, runs, last_at, last_outcome, last_error,
+    queued, settled_at
 
 -- name: move
-update schedules set next_at = %(next_at)s, paused = %(paused)s where agent = %(agent)s
-returning agent, next_at, paused, running, runs, last_at, last_outcome, last_error
+update schedules set next_at = %(next_at)s, paused = %(paused)s, queued = %(queued)s::timestamptz[],
+    settled_at = %(settled_at)s
+where agent = %(agent)s
+returning agent, next_at, paused, running, runs, last_at, last_outcome, last_error,
+    queued, settled_at
 
 -- name: reopen
 -- Who rolls a run back goes on with it.

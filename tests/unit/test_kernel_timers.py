@@ -1,0 +1,95 @@
+"""Timers on a wall clock that people set."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from ringfence.kernel.journal.types import AgentKey
+from ringfence.kernel.timers import LOOK_S, Purpose, Timers
+
+T0 = datetime(2026, 3, 1, 12, tzinfo=UTC)
+A, B = AgentKey(1), AgentKey(2)
+
+
+class Clocks:
+    """A wall clock that can be set, and one that can't."""
+
+    def __init__(self) -> None:
+        self.now, self.steady = T0, 100.0
+        self.due: list[tuple[Purpose, AgentKey]] = []
+        self.steps: list[float] = []
+        self.timers = Timers(self._due, wall=lambda: self.now, steady=lambda: self.steady)
+        self.timers.on_step = lambda by: self.steps.append(by.total_seconds())
+
+    async def _due(self, purpose: Purpose, key: AgentKey) -> None:
+        self.due.append((purpose, key))
+
+    async def passes(self, seconds: float) -> list[tuple[Purpose, AgentKey]]:
+        """Time goes by; gives what it made due."""
+        self.now += timedelta(seconds=seconds)
+        self.steady += seconds
+        return await self.look()
+
+    async def look(self) -> list[tuple[Purpose, AgentKey]]:
+        self.timers.look()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        due, self.due = self.due, []
+        return due
+
+
+@pytest.fixture
+async def clocks() -> Clocks:
+    clocks = Clocks()
+    await clocks.look()
+    return clocks
+
+
+async def test_what_is_due_is_done_once(clocks: Clocks) -> None:
+    clocks.timers.set("wake", A, T0 + timedelta(seconds=10))
+    clocks.timers.set("fire", A, T0 + timedelta(seconds=20))
+    assert clocks.timers.look() == 10.0
+    assert await clocks.passes(9) == []
+    assert await clocks.passes(1) == [("wake", A)]
+    assert await clocks.passes(60) == [("fire", A)]
+    assert await clocks.passes(60) == []
+    assert len(clocks.timers) == 0
+    assert clocks.timers.look() == LOOK_S
+    assert clocks.steps == []
+
+
+@pytest.mark.parametrize("hours", [-3, 3, -24 * 365, 24 * 365])
+async def test_a_sleep_takes_as_long_whatever_the_clock_is_set_to(clocks: Clocks, hours: int) -> None:
+    clocks.timers.set("wake", A, T0 + timedelta(seconds=100))
+    assert await clocks.passes(30) == []
+    clocks.now += timedelta(hours=hours)
+    assert await clocks.look() == []
+    assert clocks.steps == [hours * 3600.0]
+    assert await clocks.passes(69) == []
+    assert await clocks.passes(1) == [("wake", A)]
+
+
+async def test_a_time_of_day_stays_what_it_is(clocks: Clocks) -> None:
+    clocks.timers.set("fire", A, T0 + timedelta(hours=1))
+    clocks.now += timedelta(hours=2)
+    assert await clocks.look() == [("fire", A)]
+    clocks.timers.set("fire", A, T0 + timedelta(hours=5))
+    clocks.now -= timedelta(hours=2)
+    assert await clocks.look() == []
+    assert clocks.timers.at("fire", A) == T0 + timedelta(hours=5)
+
+
+async def test_what_is_told_of_a_step_may_set_timers_that_are_due_at_once(clocks: Clocks) -> None:
+    clocks.timers.set("fire", B, T0 + timedelta(hours=9))
+    clocks.timers.on_step = lambda _by: clocks.timers.set("fire", B, clocks.now)
+    clocks.now -= timedelta(days=3)
+    assert await clocks.look() == [("fire", B)]
+
+
+async def test_a_clock_that_is_slewed_is_none_that_was_set(clocks: Clocks) -> None:
+    for _ in range(20):
+        clocks.now += timedelta(seconds=0.2)
+        assert await clocks.passes(30) == []
+    assert clocks.steps == []

@@ -227,8 +227,7 @@ class ScheduleRecord:
         runs: how many have begun.
         last_at: when the last one began.
         last_outcome: how the last one ended: `done`, `failed` or `replaced`; empty while it runs, and before the first.
-        queued: times that wait for a run of their own, oldest first.
-        settled_at: up to when all times were dealt with, whether or not a run began.
+        queued: times that wait for a run of their own, oldest first; `settled_at`: up to when all were dealt with.
     """
 
     agent: AgentKey

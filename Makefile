@@ -64,6 +64,8 @@ lock: $(VENV)/.ready-dev
 		--constraint requirements.lock --output-file requirements-dev.lock
 	@$(BIN)/uv pip compile $(filter-out pyproject.toml -,$(COMPILE)) --no-deps --upgrade \
 		--constraint requirements-dev.lock --output-file bench/attacks/requirements.lock bench/attacks/requirements.in
+	@$(BIN)/uv pip compile $(filter-out pyproject.toml -,$(COMPILE)) --upgrade \
+		--output-file bench/peers/requirements.lock bench/peers/requirements.in
 
 clean:
 	@rm -rf $(VENV) .demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist

@@ -21,6 +21,7 @@ ARGUMENT_BYTES: Final = MESSAGE_BYTES - (1 << 16)  # leaves room for the envelop
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _DECODER: Final = json.JSONDecoder()
+_LEAVES: Final = frozenset({str, int, float, bool, type(None)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +101,13 @@ def check_plain(what: str, value: object) -> None:
                 raise InvalidRequest(
                     f"{what} has the key `{key!r}`, which would come back as text; use strings as keys"
                 )
-            check_plain(what, item)
+            if type(item) not in _LEAVES:
+                check_plain(what, item)
         return
     if isinstance(value, (list, tuple)):
         for item in cast("Sequence[object]", value):
-            check_plain(what, item)
+            if type(item) not in _LEAVES:
+                check_plain(what, item)
         return
     raise InvalidRequest(f"{what} holds a `{type(value).__name__}`, which is not JSON; convert it first")
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 ARGUMENTS_BYTES_MAX: Final = 4 << 20
 DEPTH_MAX: Final = 64
 _WHOLE_MAX: Final = 1 << 63
+_AS_IT_IS: Final = frozenset({str, int, bool, type(None)})
 
 Decoded: TypeAlias = tuple[Any, bytes, bytes]
 """The body's `Arguments`, their canonical JSON, and its SHA-256."""
@@ -169,7 +170,7 @@ def _finish(row: Row, reader: _Reader, arguments: Any) -> Decoded:
             continue
         _check_ints(row, name, value, least, greatest)
     if reader.free:
-        changed = {name: _normal(row, getattr(arguments, name), (name,)) for name in reader.free}
+        changed = {name: _free(row, getattr(arguments, name), name) for name in reader.free}
         arguments = msgspec.structs.replace(arguments, **changed)
     canonical = _encode(arguments)
     return arguments, canonical, hashlib.sha256(canonical).digest()
@@ -189,6 +190,35 @@ def _check_ints(row: Row, name: str, value: Any, least: int, greatest: int) -> N
                 f"arguments of `{row.action}`: `{path}` is {item}; "
                 f"it has to lie between {least} and {greatest}"
             )
+
+
+class _OddError(Exception):
+    """A free value holds what it may not."""
+
+
+def _free(row: Row, value: Any, name: str) -> Any:
+    """As `_normal`, several times as fast where nothing is wrong: a saved state may have tens of thousands of values."""
+    if type(value) in _AS_IT_IS:
+        return value
+    try:
+        return _quick(value, 1)
+    except _OddError:
+        return _normal(row, value, (name,))
+
+
+def _quick(value: Any, depth: int) -> Any:
+    kind = cast("type[object]", type(value))
+    if kind is float and math.isfinite(value):
+        return int(value) if value.is_integer() and -_WHOLE_MAX < value < _WHOLE_MAX else value
+    if depth <= DEPTH_MAX:
+        below = depth + 1
+        if kind is dict:
+            return {
+                key: item if type(item) in _AS_IT_IS else _quick(item, below) for key, item in value.items()
+            }
+        if kind is list:
+            return [item if type(item) in _AS_IT_IS else _quick(item, below) for item in value]
+    raise _OddError
 
 
 def _normal(row: Row, value: Any, path: tuple[str, ...]) -> Any:

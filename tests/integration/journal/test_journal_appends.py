@@ -8,6 +8,7 @@ import json
 import pytest
 from ringfence.kernel.journal import writer as writer_module
 from ringfence.kernel.journal.chain import genesis, link, stored_image
+from ringfence.kernel.journal.deltas import pack
 from ringfence.kernel.journal.types import (
     BadRow,
     Entry,
@@ -299,7 +300,8 @@ async def test_a_refused_entry_leaves_no_trace_of_its_atomic_work(world, entry):
     assert_chain(rows)
 
 
-async def test_a_checkpoint_commits_with_its_row_or_not_at_all(world, entry):
+@pytest.mark.parametrize("prepared", [False, True])
+async def test_a_checkpoint_commits_with_its_row_or_not_at_all(world, entry, prepared):
     kernel = await world.kernel()
     agent = await world.agent(kernel)
     journal = await world.journal(kernel, agent)
@@ -307,7 +309,12 @@ async def test_a_checkpoint_commits_with_its_row_or_not_at_all(world, entry):
     def save(step, state=b'{"page":1}'):
         work = CheckpointSave(state=state, schema_version=3, next_child=2)
         return journal.append(
-            entry(agent.key, step, atomic=work, finish=lambda done: b"null" if done is None else b"?")
+            entry(
+                agent.key,
+                step,
+                atomic=pack(work, None) if prepared else work,
+                finish=lambda done: b"null" if done is None else b"?",
+            )
         )
 
     assert await save(4) is None
@@ -325,6 +332,40 @@ async def test_a_checkpoint_commits_with_its_row_or_not_at_all(world, entry):
         2,
         b'{"page":1}',
     )
+
+
+async def test_checkpoints_beside_known_state_obey_epoch_and_lease(world, entry):
+    kernel = await world.kernel()
+    agent, other = await world.agent(kernel), await world.agent(kernel)
+    journal = await world.journal(kernel, agent, other)
+
+    def save(key, step, epoch):
+        work = pack(CheckpointSave(state=b'{"at":%d}' % step, schema_version=1, next_child=0), None)
+        return journal.append(entry(key, step, epoch=epoch, atomic=work))
+
+    def put(step, epoch):
+        return journal.append(entry(agent.key, step, epoch=epoch, atomic=StateChange(puts={"k": b"1"})))
+
+    async def saved(key):
+        found = await world.store.latest_checkpoint(key, [(0, 99)])
+        return None if found is None else found.step
+
+    assert (await put(1, 1)).versions == {"k": 1}
+    # One batch, one round trip: its parts stand or fall together.
+    done = await settled(put(2, 1), save(agent.key, 3, 1), save(other.key, 1, 1))
+    assert [getattr(one, "versions", one) for one in done] == [{"k": 2}, None, None]
+    assert (await saved(agent.key), await saved(other.key)) == (3, 1)
+    await world.store.revoke(agent.key, None)
+    late, mine, others = await settled(save(agent.key, 4, 1), save(agent.key, 5, 2), save(other.key, 2, 1))
+    assert isinstance(late, EpochMoved)
+    assert (mine, others) == (None, None)
+    with pytest.raises(EpochMoved):
+        await save(agent.key, 6, 1)
+    await world.sql("update kernels set lease_until = clock_timestamp() where key = %s", [kernel.key])
+    with pytest.raises(OwnerMoved):
+        await save(agent.key, 7, 2)
+    assert (await saved(agent.key), await saved(other.key)) == (5, 2)
+    assert [row.step for row in await world.rows(agent.key)] == [1, 2, 3, 5]
 
 
 async def test_a_caller_that_gave_up_is_not_written_while_it_still_queues(world, entry):

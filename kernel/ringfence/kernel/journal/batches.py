@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ringfence.kernel.journal.copyrows import (
     OID_BYTEA,
     OID_TEXT,
+    Link,
     Pending,
     bytes_array,
     check_body,
@@ -140,6 +141,17 @@ def checkpoint_of(row: Row, packed: PackedSave) -> Statement:
     place = (row.chain, row.step, row.branch, row.lane_step)
     numbers = (*place, save.schema_version, save.next_child, packed.packing, packed.base)
     return b"checkpoint", (*map(int8, numbers), packed.data, packed.digest)
+
+
+def checkpoints_behind(batch: list[Pending], links: Sequence[Link]) -> list[Statement]:
+    """What saves the checkpoints of a batch whose rows are inserted only if they may be."""
+    sends: list[Statement] = []
+    for pending, link in zip(batch, links, strict=True):
+        atomic = pending.entry.atomic
+        if isinstance(atomic, PackedSave):
+            _, values = checkpoint_of(pending.entry.row, atomic)
+            sends.append((b"checkpoint_behind", (*values, int8(link.pos))))
+    return sends
 
 
 def columns_of(versions: Sequence[Version]) -> list[bytes]:

@@ -1,7 +1,7 @@
 """One flush: a batch of rows and their atomic work in one transaction on a wire.
 
-Plain batches go in one round trip through `journal_append`, and so do state changes of keys whose versions are known:
-they are reckoned with, and the server writes only if they hold. Other atomic work locks and looks first, then inserts.
+Plain batches go in one round trip through `journal_append`, and so do checkpoints and state changes of keys whose versions are
+known: they are reckoned with, and the server writes only if they hold. Other atomic work locks and looks first, then inserts.
 Very large batches are inserted by COPY, which takes more round trips and less of the server.
 """
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ringfence.kernel.journal import sqlwork
 from ringfence.kernel.journal.batches import (
     Head,
+    checkpoints_behind,
     claims_of,
     columns_of,
     do_work,
@@ -42,6 +43,7 @@ from ringfence.kernel.journal.copyrows import (
     record_array,
 )
 from ringfence.kernel.journal.database import statements
+from ringfence.kernel.journal.deltas import PackedSave
 from ringfence.kernel.journal.statework import Held, StateWork, keys_of
 from ringfence.kernel.journal.types import KernelKey
 from ringfence.kernel.journal.wire import Refused
@@ -61,7 +63,8 @@ one turn of a busy event loop instead of three."""
 
 PREPARED = (
     "row_type", "began", "end_session", "begin", "commit", "rollback", "append", "append_one", "append_changes", "insert",
-    "check", "heads", "hash_at", "lock_one", "hold", "lock", "hold_claims", "lock_claims", "record", "advance", "checkpoint", "savepoint", "release", "undo",
+    "check", "heads", "hash_at", "lock_one", "hold", "lock", "hold_claims", "lock_claims", "record", "advance", "checkpoint", "checkpoint_behind",
+    "savepoint", "release", "undo",
 )  # fmt: skip
 
 
@@ -222,7 +225,7 @@ class Flush:
         return truth_of(result) if result.ntuples else None
 
     async def _append_changes(self, batch: list[Pending]) -> Attempt | None:
-        """Write state changes in one round trip, reckoning with the versions seen last. None: nothing is written."""
+        """Write state changes and checkpoints in one round trip, reckoning with the versions seen last. None: nothing is written."""
         epochs = epochs_of(batch)
         work = self._reckoned(batch)
         if epochs is None or work is None:
@@ -246,14 +249,16 @@ class Flush:
             *columns_of(work.changed),
             *columns_of(work.newest()),
         )
+        locks: list[Statement] = [self._check_statement(batch)]
+        if before:
+            locks.append((b"lock", (keys,)))
+        saves = checkpoints_behind(batch, attempt.links)
         try:
-            results = await self.wire.pipeline(
-                [self._check_statement(batch), (b"lock", (keys,)), (b"append_changes", values)]
-            )
+            results = await self.wire.pipeline([*locks, (b"append_changes", values), *saves])
         except Refused:
             self.attempts.remove(attempt)
             raise
-        if results[-1].command_tuples:
+        if results[len(locks)].command_tuples:
             self.known.update(work.held())
             return attempt
         self.attempts.remove(attempt)
@@ -266,7 +271,7 @@ class Flush:
         work = StateWork()
         for pending in batch:
             change = pending.entry.atomic
-            if change is None:
+            if change is None or isinstance(change, PackedSave):
                 continue
             if not isinstance(change, StateChange) or change.claims:
                 return None

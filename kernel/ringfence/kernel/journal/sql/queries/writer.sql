@@ -128,3 +128,9 @@ where state.key = n.key
 -- name: checkpoint
 insert into checkpoints (agent, step, branch, lane_step, schema_version, next_child, packing, base, state, digest)
 values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::bigint, nullif($8::bigint, 0), $9::bytea, $10::bytea)
+
+-- name: checkpoint_behind
+-- The same where the row of its outcome was written before in this transaction; else nothing.
+insert into checkpoints (agent, step, branch, lane_step, schema_version, next_child, packing, base, state, digest)
+select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::bigint, nullif($8::bigint, 0), $9::bytea, $10::bytea
+where exists (select from journal where chain = $1::bigint and pos = $11::bigint)

@@ -332,15 +332,15 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await core.pools.close()
+        await core.pools.upkeep.close()
         await (core.close() if away else _release(kernel, fence))
 
     tasks: list[asyncio.Task[Any]] = [
         asyncio.create_task(heartbeat.run(), name="ringfence heartbeat"),
         asyncio.create_task(kernel.anchor.run(core.journal, core.store), name="ringfence anchor"),
     ]
-    core.pools.on_look = functools.partial(wake, kernel)
-    tasks.append(asyncio.create_task(core.pools.run(), name="ringfence pools"))
+    core.pools.upkeep.on_look = functools.partial(wake, kernel)
+    tasks.append(asyncio.create_task(core.pools.upkeep.run(), name="ringfence pools"))
     stack.push_async_callback(close)
     await core.mailboxes.open()
     kernel.scheduler.timers.start()

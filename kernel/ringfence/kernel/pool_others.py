@@ -89,7 +89,7 @@ class Others:
     async def _limits_moved(self) -> None:
         try:
             await self._house.relimit(self._house.declared)
-            await self._house.look()
+            await self._house.upkeep.look()
         except JournalError as error:
             log.warning("limits of pools can't be read now: %s", error)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -22,18 +22,15 @@ from ringfence.kernel.journal.store_pools import Move, Place, PoolState
 from ringfence.kernel.journal.types import AgentKey, JournalError, KernelKey
 from ringfence.kernel.pool_others import Others
 from ringfence.kernel.pool_shares import EPS, UNKNOWN, Member, Share, Short
+from ringfence.kernel.pool_upkeep import Upkeep
 from ringfence.kernel.pool_words import exhausted
 from ringfence.policy.pools import Pool, PoolLimit
 from ringfence.syscalls.errors import JournalUnavailable
 
 log = logging.getLogger(__name__)
 
-IDLE_S: Final = 2.0
-"""A share of which nothing was drawn for so long gives its rest back."""
-LOOK_S: Final = 1.0
 AGAIN_S: Final = 0.5
 """How often one looks again whether calls under way gave something back."""
-FORGET_S: Final = 3600.0
 
 
 class Pools:
@@ -44,14 +41,14 @@ class Pools:
         self._kernel = kernel
         self.declared: Mapping[str, Pool] = {}
         self.members: dict[AgentKey, Member] = {}
-        self.on_look: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._labels: dict[AgentKey, Sequence[Mapping[str, str]]] = {}
         self._set: dict[tuple[str, str], float] = {}
         self._collecting: dict[Place, asyncio.Lock] = {}
         self._freed = asyncio.Event()
         self._waiting = 0
         self.others = Others(self, store, kernel)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.upkeep = Upkeep(self, store)
+        self.tasks: set[asyncio.Task[None]] = set()
 
     # -- limits ---------------------------------------------------------------------------------------------------
 
@@ -267,8 +264,8 @@ class Pools:
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside; it ends with the kernel."""
         task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     # -- giving back ----------------------------------------------------------------------------------------------
 
@@ -330,53 +327,7 @@ class Pools:
                 await self.others.ask(place)
         return await self._take(member, wanted)
 
-    # -- from time to time ----------------------------------------------------------------------------------------
-
-    async def run(self) -> None:
-        """Give back what idle agents keep, and look after those that wait, until cancelled."""
-        forgotten = time.monotonic()
-        while True:
-            await asyncio.sleep(LOOK_S)
-            try:
-                await self.sweep()
-                await self.look()
-                if self.declared and time.monotonic() - forgotten > FORGET_S:
-                    forgotten = time.monotonic()
-                    await self._store.forget_pools()
-            except JournalError as error:
-                log.debug("pools can't be looked after now: %s", error)
-
-    async def look(self) -> None:
-        """Look after agents that wait for a pool."""
-        if self.on_look is not None:
-            await self.on_look()
-
-    async def sweep(self, idle_s: float = IDLE_S) -> None:
-        """Give back what was not drawn from for so long.
-
-        Raises:
-            JournalError: the database is away.
-        """
-        now, wall = time.monotonic(), time.time()
-        chosen: list[Share] = []
-        for member in self.members.values():
-            for key, share in list(member.shares.items()):
-                over = wall >= share.closes_s
-                if share.rest < -EPS or (share.rest > EPS and (over or now - share.drawn_at >= idle_s)):
-                    chosen.append(share)
-                elif over and share.held <= EPS and not share.unsaid:
-                    del member.shares[key]
-        await self.give_back(chosen)
-
-    async def close(self) -> None:
-        """Give everything back: this kernel ends."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        try:
-            await self.give_back(s for m in self.members.values() for s in m.shares.values())
-        except JournalError as error:
-            log.warning("what was taken of pools can't be given back: %s; it is counted again", error)
+    # -- what people see ------------------------------------------------------------------------------------------
 
     @staticmethod
     def place(pool: Pool, name: str) -> Place:

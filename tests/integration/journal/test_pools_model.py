@@ -228,7 +228,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(nr=st.integers(0, 1))
     def sweep(self, nr: int) -> None:
-        self.run(self.houses[nr].pools.sweep(0.0))
+        self.run(self.houses[nr].pools.upkeep.sweep(0.0))
 
     @rule(nr=st.integers(0, 1))
     def crash(self, nr: int) -> None:
@@ -270,7 +270,7 @@ class Machine(RuleBasedStateMachine):
         async def end() -> None:
             for house in self.houses:
                 await house.listener.stop()
-                await house.pools.close()
+                await house.pools.upkeep.close()
             # All is given back that no call has.
             for name in self.used:
                 pool = self.declared[f"team={self.team}"]

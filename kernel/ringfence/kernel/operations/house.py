@@ -99,7 +99,7 @@ async def reload(kernel: Kernel, operator: str) -> dict[str, Any]:
         # What the new file denies ends here too, though no epoch moved: the answer means that it is in force.
         report = await settle_affected(thread, await thread.refresh(None))
         affected += [{"agent": thread.id, **call} for call in report]
-    await kernel.core.pools.look()
+    await kernel.core.pools.upkeep.look()
     kernel.processes.turns.pump()
     await kernel.core.operator_event("operator.reload", operator=operator, ok=True, affected=affected)
     return {

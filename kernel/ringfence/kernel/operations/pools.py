@@ -86,7 +86,7 @@ async def _set(kernel: Kernel, pool: Pool, limit: str, value: str, operator: str
     # INVARIANT: when this returns no kernel takes any more under the limit of before.
     await pools.others.ask(pools.place(pool, limit))
     await pools.others.announce()
-    await pools.look()
+    await pools.upkeep.look()
 
 
 async def views(kernel: Kernel, chosen: Iterable[Pool], *, everywhere: bool = False) -> list[dict[str, Any]]:

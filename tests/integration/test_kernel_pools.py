@@ -27,6 +27,7 @@ spec:
     team=four: {total: {destructive: 2}}
     team=eight: {total: {calls: 4}}
     team=five: {total: {calls: 60}}
+    team=ten: {total: {bytes: 100KiB/month}}
 """
 REFUSE = "budgets: {on_exhausted: refuse}"
 STATE = ('state.*: "**"',)
@@ -102,6 +103,34 @@ def test_two_kernels_never_overspend_a_pool_and_use_all_of_it(scene: Scene, othe
     scene.operator.ask("Budget", pool="team=one", name="calls", value="40")
     assert spend([agents[2]], 12).count("ok") == 10
     assert pool(other, "team=one")["origin"] == "operator"
+
+
+def test_two_kernels_never_carry_more_than_a_pool_of_bytes(scene: Scene, other: Scene) -> None:
+    files = {f"f{number}": "x" * 6000 for number in range(8)}
+    agents = [member(on, "ten", allow=('fs.*: "/workspace/**"',), files=files) for on in (scene, other)]
+    words: list[str] = []
+
+    def one(agent: Held, number: int) -> None:
+        try:
+            words.append(f"ok {len(agent.rf.fs.read_text(f'f{number % 8}'))}")
+        except RingfenceError as error:
+            words.append(error.reason)
+
+    threads = [
+        agent.rf.thread(agent.rf.parallel, [functools.partial(one, agent, nr) for nr in range(12)])
+        for agent in agents
+    ]
+    for thread in threads:
+        thread.result()
+    assert (words.count("ok 6000"), words.count("BudgetExhausted")) == (16, 8)
+    for asked in (scene, other):
+        view = pool(asked, "team=ten", "bytes")
+        assert (view["limit"], view["reserved"], view["period"]) == (100 << 10, 0, "month")
+        # What is left would not hold another one.
+        assert 0 <= view["left"] < 6300
+    error = agents[0].refused(BudgetExhausted, lambda: agents[0].rf.fs.read_text("f0"))
+    assert (error.metadata["budget"], error.metadata["pool"]) == ("bytes", "team=ten")
+    assert "ringfence budget --label team=ten set bytes " in str(error)
 
 
 def test_what_one_agent_has_not_given_out_is_there_for_another(scene: Scene, other: Scene) -> None:

@@ -87,10 +87,11 @@ class _Handler(BaseHTTPRequestHandler):
             while not Path(f"{sys.argv[1]}.go").exists():
                 time.sleep(0.01)
             self._answer(200, b"")
-        elif mood == "fail":
-            self._answer(500, b"broken")
+        elif mood in ("big", "cut"):
+            # So many bytes; `cut` tells of twice as many and hangs up.
+            self._send(int(self.path.partition("?")[2]), times=2 if mood == "cut" else 1)
         else:
-            self._answer(200, b'{"ok":true}')
+            self._answer(*((500, b"broken") if mood == "fail" else (200, b'{"ok":true}')))
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
 
@@ -102,6 +103,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+    def _send(self, size: int, times: int) -> None:
+        self.send_response(200)
+        self.send_header("content-length", str(times * size))
+        self.end_headers()
+        self.wfile.write(b"x" * size)
+        self.close_connection = True
 
     def _lead_on(self, mood: str) -> None:
         """A redirect of some status to wherever the query says."""

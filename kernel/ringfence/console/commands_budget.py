@@ -43,7 +43,7 @@ def budget(session: Session, words: tuple[str, ...], label: str | None, *, fleet
     Agents that were parked for it go on. Without an agent: the budgets that agents have together, as the kernel file
     declares them.
 
-    NAME is calls, tokens, usd or destructive, or an action with a rate. VALUE `manifest` goes back to the manifest's, and
+    NAME is calls, tokens, usd, bytes or destructive, or an action with a rate. VALUE `manifest` goes back to the manifest's, and
     `file` to the kernel file's.
     """
     if label is not None and fleet:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 
+from ringfence.kernel.carrying import PATIENCE_S, arguments_of, counted, lowered, weigh
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
 from ringfence.kernel.journal.types import EpochMoved
@@ -61,9 +62,26 @@ class Admission:
             flight.reserve(name)
         for name, amount in flight.plan.reserve.items():
             flight.reserve(name, amount)
+        if flight.load:
+            flight.reserve("bytes", flight.load)
 
-    async def fund(self, flight: Flight) -> None:
+    async def load(self, flight: Flight) -> None:
+        """Reserve the bytes of a call that has waited for what it carries.
+
+        Raises:
+            BudgetExhausted: there are not so many left.
+            JournalUnavailable: the database, which knows the pools, is away.
+        """
+        if counted(flight.thread) and "bytes" not in flight.reserved:
+            await self.fund(flight, waited=True)
+            flight.reserve("bytes", flight.load)
+
+    async def fund(self, flight: Flight, *, waited: bool = False) -> None:
         """See to it that `reserve` finds what it needs.
+
+        Args:
+            flight: which call.
+            waited: whether one that waits for what it carries has come to that.
 
         Raises:
             QuotaExceeded: the prompt is too long.
@@ -73,6 +91,8 @@ class Admission:
         while True:
             if flight.plan.reserve:
                 await self.make_room(flight)
+            if (waited or not flight.row.waits) and counted(flight.thread):
+                await weigh(flight)
             if flight.thread.pools is None or not await self._draw(flight, flight.thread.pools):
                 return
 
@@ -86,12 +106,18 @@ class Admission:
                 flight.ahead, flight.lacks = member.draw("destructive"), None
             except BudgetExhausted as error:
                 flight.lacks = error
-        counted = WITH_DESTRUCTION if flight.effect is Effect.DESTROY else WITHOUT
-        needs: dict[str, float] = {**dict.fromkeys(counted, 1.0), **flight.plan.reserve}
+        each = WITH_DESTRUCTION if flight.effect is Effect.DESTROY else WITHOUT
+        needs: dict[str, float] = {**dict.fromkeys(each, 1.0), **flight.plan.reserve}
+        if flight.load:
+            needs["bytes"] = flight.load
         wanted = {name: amount for name, amount in needs.items() if name not in flight.reserved}
+        eager = flight.load > flight.least and "bytes" in wanted
+        span = min(flight.deadline_s, PATIENCE_S) if eager else flight.deadline_s
         try:
-            return await pools.ensure(member, wanted, deadline_s=flight.deadline_s, patient=patient) or waited
+            return await pools.ensure(member, wanted, deadline_s=span, patient=patient or eager) or waited
         except BudgetExhausted as error:
+            if lowered(flight, error):
+                return True
             facts = error.metadata
             member.asked = float(facts["asked"])
             small = member.asked > float(facts["limit"]) and float(facts["left"]) > 0
@@ -148,6 +174,8 @@ class Admission:
         destroys = intent.effect == Effect.DESTROY.name
         flight.reserved = dict.fromkeys(WITH_DESTRUCTION if destroys else WITHOUT, 1.0)
         flight.reserved |= reserved_amounts(intent)
+        if "bytes" in flight.reserved:
+            flight.carried = arguments_of(flight)
         if flight.thread.pools is not None:
             flight.drawn = flight.thread.pools.attach(flight.reserved)
         flight.rerun = flight.row.recovery is Recovery.KEYED and not destroys

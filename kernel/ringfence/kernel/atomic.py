@@ -20,6 +20,7 @@ from ringfence.kernel.outcomes import Outcomes, conflict_error, inline_payload
 from ringfence.kernel.settled import Answer
 from ringfence.syscalls.base import StateChange
 from ringfence.syscalls.codec import canonical_json, encode_result
+from ringfence.syscalls.payload import content_bytes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,14 +51,16 @@ def atomic_entry(flight: Flight, packed: PackedSave | None = None) -> tuple[Entr
 
     def finish(done: object) -> bytes:
         # A checkpoint is named by the step that saved it; nothing else about it is news.
-        result = encode_result(row, body.finish(flight.arguments, flight.step if done is None else done))
+        found = body.finish(flight.arguments, flight.step if done is None else done)
+        result = encode_result(row, found)
         previous: dict[str, int] | None = getattr(done, "previous", None)
         if previous is not None:
             flight.add_point(sorted(previous), "state", 0)
         told.result, told.woken = result, woken_by(done)
         if isinstance(done, dict) and cast("dict[str, Any]", done).get("tainted"):
             flight.taint(f"a message from `{cast('dict[str, Any]', done).get('from_name')}`")
-        head = flight.opening() + b'"arguments":' + (flight.canonical if packed is None else _named(packed))
+        head = flight.opening() + flight.answered_at(found, result)
+        head += b'"arguments":' + (flight.canonical if packed is None else _named(packed))
         outcome.body = head + b',"result":' + result + b"," + flight.explain()
         return outcome.body
 
@@ -80,15 +83,19 @@ async def run_atomic(core: Core, outcomes: Outcomes, flight: Flight) -> Answer:
     early = await body.wait(flight, flight.arguments) if flight.row.waits else None
     packed = await _pack(flight) if saves_state(flight) else None
     while True:
+        if flight.row.waits:
+            await Admission(core).load(flight)
         if early is None:
             entry, done = atomic_entry(flight, packed)
         else:
             done = Done(result=encode_result(flight.row, early))
+            flight.came = content_bytes(early, len(done.result))
             entry = Entry(row=flight.outcome_row("ok", inline_payload(done.result)), epoch=flight.epoch)
         try:
             if await _committed(core, flight, entry):
                 break
         except NothingYet:
+            flight.put_down()
             early = await body.wait(flight, flight.arguments)
     for agent, owner in done.woken:
         core.mailboxes.announce(AgentKey(agent), owner)

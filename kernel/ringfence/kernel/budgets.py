@@ -9,6 +9,7 @@ INVARIANT: what is used and what is held never pass a limit together, but for a 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from ringfence.policy.manifest_types import Budgets as Limits
 from ringfence.policy.units import Rate
 from ringfence.syscalls.errors import BudgetExhausted, QuotaExceeded
 
-AMOUNTS = ("tokens", "usd")
+AMOUNTS = ("tokens", "usd", "bytes")
 """Totals of which a call takes an amount that is known only afterwards; the others count calls."""
 
 _ROUNDING = 1e-9
@@ -104,12 +105,15 @@ class Budgets:
         self._above = above
         self._clock = clock
         self._manifest = limits
-        self._spent = {"calls": 0.0, "destructive": 0.0, "tokens": 0.0, "usd": 0.0, **spent}
-        self._held = {"tokens": 0.0, "usd": 0.0, **(held or {})}
+        self._spent = {"calls": 0.0, "destructive": 0.0, **dict.fromkeys(AMOUNTS, 0.0), **spent}
+        self._held = {**dict.fromkeys(AMOUNTS, 0.0), **(held or {})}
         self._totals: dict[str, tuple[float, str]] = {}
         self._buckets: list[Bucket] = []
         self._by_action: dict[str, tuple[Bucket, ...]] = {}
         self.context_max_tokens: int | None = None
+        self.metered = (
+            False  # whether bytes are counted: of an agent without a limit of them nobody measures a call
+        )
         self.overrides = overrides or Limits()
         self.relimited = asyncio.Event()
         self.freed = asyncio.Event()
@@ -130,6 +134,7 @@ class Budgets:
         for name, value in above.total.items():
             if name not in self._totals or value < self._totals[name][0]:
                 self._totals[name] = (value, "ceiling")
+        self.metered = "bytes" in self._totals
         full = {(b.pattern, b.origin == "ceiling"): b for b in self._buckets}
         rates = [(p, r, "manifest") for p, r in self._manifest.rate.items() if p not in overrides.rate]
         rates += [(p, r, "operator") for p, r in overrides.rate.items()]
@@ -181,6 +186,14 @@ class Budgets:
             return True
         held = 0.0 if when_settled else self._held.get(name, 0.0)
         return self._spent.get(name, 0.0) + held + amount <= limit[0] + _ROUNDING
+
+    def left(self, name: str, *, when_settled: bool = False) -> float:
+        """What a new call may take of a total; with `when_settled`, what it could if calls under way took nothing."""
+        limit = self._totals.get(name)
+        if limit is None:
+            return math.inf
+        held = 0.0 if when_settled else self._held.get(name, 0.0)
+        return limit[0] - self._spent.get(name, 0.0) - held
 
     def oversized(self, name: str, amount: float) -> bool:
         """Whether a call asks for more than the whole of a total of which something is left: it has to ask for less."""
@@ -272,8 +285,8 @@ class Budgets:
         return [b for b in self._buckets if b.origin != "ceiling" and matches(b.pattern, action)]
 
     def rated(self, action: str) -> bool:
-        """Whether a rate counts this action."""
-        return bool(self._turns(action))
+        """Whether a rate counts this action, or what a call of it carries."""
+        return self.metered or bool(self._turns(action))
 
     def slowest(self, action: str) -> str:
         """The rate that an action waits for longest, as the manifest names it; empty where it has none."""

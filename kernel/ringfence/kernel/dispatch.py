@@ -326,7 +326,7 @@ class Dispatcher:
         wait = thread.budgets.rate_wait(row.action, flight.deadline_s)
         if wait > 0:
             await self._admission.wait(flight, wait)
-        if flight.plan.reserve or thread.pools is not None:
+        if flight.plan.reserve or thread.pools is not None or thread.budgets.metered:
             await self._admission.fund(flight)
         self._admission.reserve(flight)
         if flight.owes_uses:
@@ -346,6 +346,8 @@ class Dispatcher:
         body = row.body.resume if flight.staged else row.body.run
         found = await body(flight, flight.arguments)
         result = encode_result(row, found)
+        if flight.carried:
+            await flight.answered(found, result)
         small = len(result) <= INLINE_RESULT_BYTES_MAX
         payload = inline_payload(result) if small else await self._outcomes.payload(result, found)
         await flight.failpoint("before_outcome")

@@ -7,13 +7,15 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from ringfence.kernel import carrying
 from ringfence.kernel.asking import evidence
 from ringfence.kernel.facts import PATHS_MAX, WHOLE, Facts, Marks, bounded
 from ringfence.kernel.journal.types import ApprovalRecord, Phase, Row, StoredRow
 from ringfence.kernel.spending import Spending
 from ringfence.kernel.weighing import Rows
-from ringfence.syscalls.base import Plan, Question
+from ringfence.syscalls.base import Effect, Plan, Question
 from ringfence.syscalls.errors import SyscallError
+from ringfence.syscalls.payload import content_bytes
 
 if TYPE_CHECKING:
     from ringfence.kernel.core import Core
@@ -196,9 +198,40 @@ class FlightState(Spending):
         row.outcome = outcome
         row.duration_us = time.time_ns() // 1000 - self.started_us
         head = b"" if self.intent_written else b'"arguments":' + self.canonical + b","
-        used = self.amounts("used", ran=outcome not in ("denied", "refused"))
+        # An empty payload: what it used is said when the work is done.
+        ran, known = outcome not in ("denied", "refused"), outcome != "unknown"
+        used = self.amounts("used", ran=ran, known=known) if payload else b""
         row.body = b"".join((self.opening(outcome), used, head, payload, self.explain()))
         return row
+
+    # -- bytes ----------------------------------------------------------------------------------------------------
+
+    async def afford(self, size: int) -> None:
+        """See to it that an answer of so many bytes is reserved, where bytes are counted.
+
+        Raises:
+            BudgetExhausted: there are not so many left.
+        """
+        if "bytes" in self.reserved:
+            await carrying.afford(self, self._core.pools, size)
+
+    async def answered(self, found: msgspec.Struct, result: bytes) -> None:
+        """Count an answer before it is given out.
+
+        Raises:
+            BudgetExhausted: it is larger than what is left, and nothing but read.
+        """
+        size = content_bytes(found, len(result))
+        if self.row.effect is Effect.READ:
+            await self.afford(size)
+        self.came = size
+
+    def answered_at(self, found: msgspec.Struct, result: bytes) -> bytes:
+        """Count the answer of work that commits with it. Returns the head of the body."""
+        if not self.carried:
+            return b""
+        self.came = content_bytes(found, len(result))
+        return self.amounts("used")
 
     # -- facts ----------------------------------------------------------------------------------------------------
 

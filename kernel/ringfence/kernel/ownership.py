@@ -85,7 +85,10 @@ class Ownership:
         lineage = Lineage.of(record.branch, branches)
         before_run = next(b.cut_step for b in branches if b.branch == lineage.root)
         counts = await self.core.store.counts(record.key, before_run)
-        used, held = await self.core.store.amounts(record.key, before_run)
+        overrides = limits_of(await self.core.store.budgets(record.key))
+        limits = (manifest.budgets, self.resources.file.ceilings.budgets, overrides)
+        metered = any("bytes" in one.total for one in limits) or self.core.pools.meters
+        used, held = await self.core.store.amounts(record.key, before_run, every=metered)
         spent = {"calls": counts.get("calls", 0), "destructive": counts.get("destructive", 0), **used}
         for total, amount in (await self.core.store.reserved_by_children(record.key, before_run)).items():
             spent[total] = spent.get(total, 0) + amount
@@ -99,7 +102,7 @@ class Ownership:
                 self.resources.file.ceilings.budgets,
                 spent,
                 held=held,
-                overrides=limits_of(await self.core.store.budgets(record.key)),
+                overrides=overrides,
                 above=functools.partial(self._budgets_above, above) if above else tuple,
             ),
             environment=self._environment(record, manifest, rights, above),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EPS: Final = 1e-9
 """Amounts closer than this are the same: dollars are added up in binary."""
 
-KEPT: Final = frozenset({"tokens", "usd"})
+KEPT: Final = frozenset({"tokens", "usd", "bytes"})
 """Totals of which a call takes an amount that is known only afterwards."""
 
 CHUNK_MAX: Final = 4096.0
@@ -178,6 +178,11 @@ class Member:
         self.by_name = {name: tuple(p for p in self.pools if name in p.limits) for name in names}
         return bool(self.pools)
 
+    @property
+    def metered(self) -> bool:
+        """Whether a pool limits bytes, so that they are counted."""
+        return "bytes" in self.by_name
+
     def covers(self, wanted: Mapping[str, float]) -> bool:
         """Whether the rest of the shares is enough, so that `draw` can take it."""
         return all(self.has(name, amount) for name, amount in wanted.items())
@@ -222,18 +227,28 @@ Drawn = Sequence[tuple[Share, float]]
 """Shares that a call draws from, and how much of each."""
 
 
-def settle(drawn: Drawn, used: Mapping[str, float], before: Mapping[str, float] | None) -> None:
+def settle(
+    drawn: Drawn,
+    used: Mapping[str, float],
+    before: Mapping[str, float] | None,
+    names: Collection[str] = KEPT,
+) -> None:
     """Say what a call took of what it holds.
 
     Args:
         drawn: what it holds.
         used: by total.
         before: what was said before, which counts no more; None: nothing was.
+        names: the totals that are spoken of.
     """
+    told: set[int] = set()
     for share, amount in drawn:
-        if share.name in KEPT:
+        if share.name in names:
+            said = before is not None and share.name in before
             took = used.get(share.name, 0.0) - (before or {}).get(share.name, 0.0)
-            share.settle(amount if before is None else 0.0, took)
+            # A call that drew from a share twice took what it took once.
+            share.settle(0.0 if said else amount, 0.0 if id(share) in told else took)
+            told.add(id(share))
 
 
 def release(drawn: Drawn) -> None:

@@ -58,6 +58,11 @@ class Pools:
         amount = self._set.get((pool.name, name))
         return declared if amount is None else PoolLimit(amount=amount, period=declared.period)
 
+    @property
+    def meters(self) -> bool:
+        """Whether a pool limits bytes."""
+        return any("bytes" in pool.limits for pool in self.declared.values())
+
     def origin(self, pool: Pool, name: str) -> str:
         """Who set the limit in force."""
         return "operator" if (pool.name, name) in self._set else "file"

@@ -31,9 +31,10 @@ async def run_prepared(core: Core, outcomes: Outcomes, flight: Flight) -> Answer
     answer: list[bytes] = []
 
     def finish(found: object) -> bytes:
-        result = encode_result(flight.row, body.finish(flight.arguments, found))
+        told = body.finish(flight.arguments, found)
+        result = encode_result(flight.row, told)
         done[:], answer[:] = [found], [result]
-        head = flight.opening() + b'"arguments":' + flight.canonical
+        head = flight.opening() + flight.answered_at(told, result) + b'"arguments":' + flight.canonical
         outcome.body = head + b',"result":' + result + b"," + flight.explain()
         return outcome.body
 

@@ -13,17 +13,19 @@ import logging
 
 import msgspec
 from ringfence.kernel.approvals import approved_before, staged_steps
+from ringfence.kernel.carrying import arguments_of
 from ringfence.kernel.config import DEADLINE_MS_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
 from ringfence.kernel.journal.types import StoredRow, Unavailable
 from ringfence.kernel.replay import OPERATOR_LANE, Unfinished
-from ringfence.kernel.settled import decided_part, error_payload, used_grants
+from ringfence.kernel.settled import decided_part, error_payload, reserved_amounts, used_grants
 from ringfence.kernel.thread import Thread
 from ringfence.policy.types import Verdict
 from ringfence.syscalls.base import Effect, NeedsApproval, Plan, Recovery, Rerun
 from ringfence.syscalls.codec import decode_arguments, encode_result
 from ringfence.syscalls.errors import Fenced, JournalUnavailable, OutcomeUnknown, SyscallError
+from ringfence.syscalls.payload import content_bytes
 from ringfence.syscalls.table import Row as TableRow
 
 log = logging.getLogger(__name__)
@@ -187,6 +189,8 @@ async def _recover_by_body(core: Core, flight: Flight) -> bool:
         )
     else:
         payload = b'"result":' + result + b',"recovered":true,'
+    flight.came = content_bytes(settled, len(result))
+    _take_over(flight)
     outcome = flight.outcome_row("ok", payload)
     await core.append_outcome(outcome)
     flight.noted(outcome)
@@ -203,7 +207,19 @@ def _recorded_at(thread: Thread, place: tuple[str, int]) -> int:
     return 0 if row is None else row.step
 
 
+def _take_over(flight: Flight) -> None:
+    """Hold the bytes that the intent of a call had reserved, right before its outcome settles them."""
+    held = flight.thread.replay.unfinished[flight.lane, flight.lane_step].intent
+    amounts = reserved_amounts(held)
+    if held.step == flight.step and "bytes" in amounts:
+        flight.reserved = {"bytes": amounts["bytes"]}
+        flight.carried = arguments_of(flight)
+        if flight.thread.pools is not None:
+            flight.drawn = flight.thread.pools.attach(flight.reserved)
+
+
 async def _close(core: Core, flight: Flight, error: SyscallError) -> None:
+    _take_over(flight)
     row = flight.outcome_row(error.outcome, error_payload(error))
     await core.append_outcome(row)
     flight.noted(row)

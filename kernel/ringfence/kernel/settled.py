@@ -50,6 +50,7 @@ class _Body(msgspec.Struct):
     error: dict[str, Any] | None = None
     grants: list[str] = []
     reserved: dict[str, float] = {}
+    used: dict[str, float] = {}
 
 
 _decode = msgspec.json.Decoder(_Body).decode
@@ -91,8 +92,13 @@ def used_grants(intent: StoredRow) -> frozenset[str]:
 
 
 def reserved_amounts(intent: StoredRow) -> dict[str, float]:
-    """What a call held of tokens and dollars when its intent was written."""
+    """What a call held of tokens, dollars and bytes when its intent was written."""
     return _decode(intent.body).reserved
+
+
+def used_amounts(outcome: StoredRow) -> dict[str, float]:
+    """What an outcome says that a call used of them."""
+    return _decode(outcome.body).used
 
 
 def error_payload(error: SyscallError) -> bytes:

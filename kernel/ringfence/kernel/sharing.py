@@ -77,7 +77,8 @@ async def _used(core: Core, key: AgentKey, total: str) -> float:
     """What an agent itself used and holds, without what it gave its children."""
     live = core.threads.get(key)
     if live is None:
-        counts, (used, held) = await core.store.counts(key), await core.store.amounts(key)
+        counts = await core.store.counts(key)
+        used, held = await core.store.amounts(key, every=total == "bytes")
         return float(counts.get(total, 0)) + used.get(total, 0.0) + held.get(total, 0.0)
     given: Mapping[str, float] = await core.store.reserved_by_children(key, 0)
     return max(0.0, live.budgets.bound(total) - given.get(total, 0.0))

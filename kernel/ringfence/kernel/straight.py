@@ -97,7 +97,7 @@ class Straight:
             if plan.effect is not None or judgement.verdict is not Verdict.ALLOW:
                 return False
             pools = thread.pools
-            if pools is not None and not pools.has("calls"):
+            if pools is not None and (pools.metered or not pools.has("calls")):
                 return False
             thread.budgets.reserve("calls")
         except Exception:  # noqa: BLE001 - the long way meets it again, and answers for it

@@ -16,13 +16,12 @@ from ringfence.policy.problems import PatternError
 from ringfence.policy.reader import Reader
 from ringfence.policy.schedule import zone as find_zone
 from ringfence.policy.strict_yaml import Node, Scalar
-from ringfence.policy.units import parse_count
+from ringfence.policy.units import TOTALS, parse_total
 
 FLEET: Final = "fleet"
 """Name of the pool of all agents."""
 
 KEYS: Final = ("total", "timezone")
-TOTALS: Final = ("calls", "tokens", "usd", "destructive")
 PERIODS: Final = {"h": "hour", "d": "day", "w": "week", "month": "month"}
 """What may stand behind the `/` of an amount, and what it is called."""
 
@@ -138,12 +137,10 @@ def selector(text: str) -> tuple[str, Mapping[str, str]]:
 
 
 def parse_limit(total: str, text: str) -> PoolLimit | None:
-    """The limit in `50.00/d`, `10k/h` or `1M`; None where it is none."""
+    """The limit in `50.00/d`, `10k/h` or `1M`, of bytes `1GiB/d`; None where it is none."""
     found = _AMOUNT.fullmatch(text)
-    amount = None if found is None else parse_count(found[1])
+    amount = None if found is None else parse_total(total, found[1])
     if found is None or amount is None or (found[2] or "d") not in PERIODS:
-        return None
-    if total != "usd" and amount != int(amount):
         return None
     return PoolLimit(amount=amount, period=found[2] or "")
 
@@ -177,11 +174,12 @@ def _read_pool(reader: Reader, node: Node, what: str, name: str, labels: Mapping
         for total, (_, value) in reader.mapping(place, f"{what}.total", TOTALS).items():
             limit = parse_limit(total, value.text) if isinstance(value, Scalar) else None
             if limit is None:
+                example = "1GiB" if total == "bytes" else "50"
                 ways = ", ".join(f"`/{period}`" for period in PERIODS)
                 reader.wrong(
                     value,
                     f"`{what}.total.{total}` is no limit",
-                    f"write an amount, such as `50` or `50/d`: {ways}",
+                    f"write an amount, such as `{example}` or `{example}/d`: {ways}",
                 )
             else:
                 limits[total] = limit

@@ -42,6 +42,7 @@ from ringfence.policy.schema_terms import Schema
 from ringfence.policy.schema_terms import closed as _object
 from ringfence.policy.schema_terms import words as _words
 from ringfence.policy.tokenizers import TOKENIZERS
+from ringfence.policy.units import TOTALS
 
 _PEOPLE: Final[dict[str, Schema]] = {
     "people": {"type": "integer", "minimum": 1, "maximum": approving.PEOPLE_MAX},
@@ -137,7 +138,7 @@ def _budgets() -> Schema:
         sections.KEYS["budgets"],
         {
             "rate": {"type": "object", "additionalProperties": _RATE},
-            "total": _object(sections.TOTALS, dict.fromkeys(sections.TOTALS, _COUNT)),
+            "total": _object(TOTALS, {**dict.fromkeys(TOTALS, _COUNT), "bytes": _SIZE}),
             "context": _object(
                 sections.KEYS["context"],
                 {"max_tokens": _COUNT, "on_overflow": _words("page", "refuse")},
@@ -153,7 +154,11 @@ def _pools() -> Schema:
         "type": ["string", "number"],
         "description": "an amount, such as 50, or one for each window: 50/d, 10k/h, 1M/month",
     }
-    totals = _object(pools.TOTALS, dict.fromkeys(pools.TOTALS, limit))
+    size: Schema = {
+        "type": ["string", "integer"],
+        "description": "bytes, such as 10MiB, or as many for each window: 1GiB/d",
+    }
+    totals = _object(TOTALS, {**dict.fromkeys(TOTALS, limit), "bytes": size})
     pool = _object(pools.KEYS, {"total": totals, "timezone": _TEXT}, ("total",))
     names = {"pattern": f"^({pools.FLEET}|[^=]+=[^=]+)"}
     return {"type": "object", "propertyNames": names, "additionalProperties": pool}
@@ -201,7 +206,7 @@ def _when() -> Schema:
             "amount": amount,
             "budget": _object(
                 when.KEYS["share"],
-                {"total": _words(*when.TOTALS), "over": share, "of": _TEXT},
+                {"total": _words(*TOTALS), "over": share, "of": _TEXT},
                 ("total", "over"),
             ),
             "hearsay": _hearsay(),

@@ -21,7 +21,7 @@ from ringfence.policy.reader import Fields, Numbers, Reader
 from ringfence.policy.schedule import MISSED, OVERLAP, cron_problem, shortest_gap_s
 from ringfence.policy.schedule import zone as find_zone
 from ringfence.policy.strict_yaml import Items, Node, Scalar
-from ringfence.policy.units import Rate
+from ringfence.policy.units import TOTALS, Rate
 
 KEYS: Final = {
     "metadata": ("name", "labels"),
@@ -35,7 +35,6 @@ KEYS: Final = {
 }
 """Keys of each section's mapping."""
 
-TOTALS: Final = ("calls", "tokens", "usd", "destructive")
 BACKENDS: Final = ("native", "docker", "remote")
 PRIORITIES: Final = ("low", "normal", "high")
 RESTARTS: Final = ("never", "on-failure", "always")
@@ -209,6 +208,9 @@ def read_budgets(reader: Reader, node: Node, what: str = "spec.budgets") -> Budg
     totals: dict[str, float] = {}
     if "total" in fields:
         for key, (_, value) in reader.mapping(fields["total"][1], f"{what}.total", TOTALS).items():
+            if key == "bytes":
+                totals[key] = float(reader.size(value, f"{what}.total.{key}", 0, 0))
+                continue
             totals[key] = reader.count(value, f"{what}.total.{key}", 0.0)
             if key != "usd" and totals[key] != int(totals[key]):
                 reader.wrong(value, f"`{what}.total.{key}` is not a whole number", "write a whole number")

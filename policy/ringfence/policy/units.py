@@ -21,6 +21,9 @@ _SIZES: Final = {
 }
 _COUNT: Final = re.compile(r"([0-9]{1,15})(\.[0-9]{1,6})?([kKM])?", re.ASCII)
 _COUNTS: Final = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6}
+TOTALS: Final = ("calls", "tokens", "usd", "bytes", "destructive")
+"""What a budget may limit in all."""
+
 _DURATION: Final = re.compile(r"([0-9]{1,9})(\.[0-9]{1,3})?(ms|s|m|h|d)", re.ASCII)
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _RATE: Final = re.compile(r"([0-9]{1,9})/([smhd])", re.ASCII)
@@ -48,6 +51,14 @@ def parse_count(text: str) -> float | None:
     if found is None:
         return None
     return round(float(found[1] + (found[2] or "")) * _COUNTS[found[3] or ""], 6)
+
+
+def parse_total(total: str, text: str) -> float | None:
+    """What a limit of a total says: a size of `bytes`, a number with a fraction of `usd`, else a whole number; None: neither."""
+    if total == "bytes":
+        return parse_size(text)
+    amount = parse_count(text)
+    return None if amount is None or (total != "usd" and amount != int(amount)) else amount
 
 
 def parse_duration(text: str) -> float | None:

@@ -29,7 +29,7 @@ from ringfence.policy.rules import Rule, compile_rule_pattern
 from ringfence.policy.schedule import zone as find_zone
 from ringfence.policy.strict_yaml import Items, Node, Scalar
 from ringfence.policy.types import Verdict
-from ringfence.policy.units import parse_count
+from ringfence.policy.units import TOTALS, parse_count
 
 KEYS: Final = {
     "when": ("action", "resource", "if", "then", "require"),
@@ -45,7 +45,6 @@ KEYS: Final = {
 FACTS: Final = ("tainted",)
 """Facts that `if` takes as one word."""
 
-TOTALS: Final = ("calls", "tokens", "usd", "destructive")
 READS: Final = frozenset(
     (
         *("fs.read", "fs.list", "fs.stat", "fs.search", "http.get", "http.head", "sql.read"),

@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 from ringfence.syscalls.base import Call, Env, Plan, Question
 from ringfence.syscalls.errors import Denied, InvalidRequest
+from ringfence.syscalls.payload import Room, exactly
 
 _MOST_CHARS = 4000
+_ANSWER_BYTES = 32 << 10
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -39,6 +41,12 @@ def plan(arguments: Arguments, env: Env) -> Plan:
     if len(text) > _MOST_CHARS:
         raise InvalidRequest(f"`question` has {len(text)} characters; the limit is {_MOST_CHARS}: shorten it")
     return Plan(resource="", questions=(Question(action="ask", resource=""),))
+
+
+def room(call: Call, arguments: Arguments) -> Room:
+    """What a person may say: nobody is asked whose answer would not fit."""
+    del call, arguments
+    return exactly(_ANSWER_BYTES)
 
 
 async def run(call: Call, arguments: Arguments) -> Result:

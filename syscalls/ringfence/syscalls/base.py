@@ -16,6 +16,7 @@ A body is a module with the name of its row (`fs_read` for `fs.read`) and these 
     async def settle(call, arguments, done) -> None    # with prepare: what was committed, or None where nothing was
     async def locate(arguments, env) -> Plan | None    # optional: the plan again, once it is known what the arguments name
     async def measure(call, arguments, window) -> Plan  # optional: the plan of an allowed call again, with what it takes
+    def room(call, arguments) -> Room   # optional: how large the answer may be, asked where bytes are counted; see `payload`
 
 The table checks all of it at boot, field by field against the descriptor.
 """
@@ -37,6 +38,7 @@ from ringfence.sandbox.workspace import Workspace
 from ringfence.syscalls.confined import Confined
 from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
 from ringfence.syscalls.lent import AsyncLock, Lent
+from ringfence.syscalls.payload import Carries
 
 if TYPE_CHECKING:
     from ringfence.syscalls.sql_target.records import Touched
@@ -260,7 +262,7 @@ class Env(Lent, Confined, Protocol):
         ...
 
 
-class Call(Protocol):
+class Call(Carries, Protocol):
     """One call in flight, as its body sees it."""
 
     @property

@@ -20,6 +20,7 @@ from ringfence.sandbox.types import CommandResult, CommandSpec, ExitReason, Sand
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import errors, exec_changes, exec_output, fs_common
 from ringfence.syscalls.base import Call, Env, NeedsApproval, Plan, Question, Rerun
+from ringfence.syscalls.payload import result_bytes
 from ringfence.syscalls.refusals import outcome_unknown
 
 _ENDED_BY_ITSELF = {ExitReason.EXIT, ExitReason.SIGNAL}
@@ -100,6 +101,7 @@ async def run(call: Call, arguments: Arguments) -> Result:
             await fs_common.in_thread(lambda: _make_scratch(scratch))
             ended = await _execute(call, arguments, scratch)
             result = await _result(call, ended)
+            await _afford(call, result)
             if ended.exit.reason not in _ENDED_BY_ITSELF:
                 return result
             changes = await exec_changes.read(call, ended.upper)
@@ -107,6 +109,7 @@ async def run(call: Call, arguments: Arguments) -> Result:
             if not changes:
                 return result
             result = msgspec.structs.replace(result, changed=list(changes.paths()))
+            await _afford(call, result)
             manifest = await exec_changes.protect(call, ended.upper, changes)
             await exec_changes.admit(call, ended.upper, changes, manifest)
             await call.record(msgspec.json.encode(exec_changes.record_of(call, result, changes, manifest)))
@@ -267,6 +270,16 @@ async def _execute(call: Call, arguments: Arguments, scratch: Path) -> CommandRe
     if ended.exit.reason is ExitReason.KILLED:
         raise errors.CallFailed("the command's sandbox was ended from outside; nothing was applied")
     return ended
+
+
+async def _afford(call: Call, result: Result) -> None:
+    """Refuse an answer that a budget of bytes does not cover, while nothing is applied yet.
+
+    Raises:
+        BudgetExhausted: it doesn't.
+    """
+    if call.answer_max is not None:
+        await call.afford(result_bytes(result))
 
 
 async def _result(call: Call, ended: CommandResult) -> Result:

@@ -15,6 +15,7 @@ from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import errors, fs_common
 from ringfence.syscalls.base import Call, Env, Plan, Question, Rerun
 from ringfence.syscalls.fs_common import Change
+from ringfence.syscalls.payload import Room, exactly
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -60,6 +61,12 @@ def plan(arguments: Arguments, env: Env) -> Plan:
     )
     moved = _Moved(to=target, asked=frozenset(path for path, _ in found))
     return Plan(resource=source, questions=questions, data=moved)
+
+
+def room(call: Call, arguments: Arguments) -> Room:
+    """The path, with what JSON may make of it."""
+    del arguments
+    return exactly(64 + 6 * len(call.plan.data.to.encode("utf-8", "replace")))
 
 
 def _moved(env: Env, source: str) -> Iterator[tuple[str, bool]]:

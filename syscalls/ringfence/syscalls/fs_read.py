@@ -9,10 +9,12 @@ from ringfence.sandbox.openat import Opened
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import errors, fs_common
 from ringfence.syscalls.base import Call, Env, Plan, Question
+from ringfence.syscalls.payload import SMALL, Room, exactly
 
 _DIRECT = 64 << 10  # bytes that are read in the event loop itself
 _AT_ONCE = 2 << 10  # bytes whose result surely stays in the journal
 _MOST = 16 << 20  # bytes of one call
+_AROUND = 256  # bytes of a result beside its data
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -37,6 +39,15 @@ def plan(arguments: Arguments, env: Env) -> Plan:
         raise errors.InvalidRequest("`offset` and `limit` can't be negative; give 0 or more")
     path = fs_common.resolve(env, arguments.path)
     return Plan(resource=path, questions=(Question(action="fs.read", resource=path),))
+
+
+def room(call: Call, arguments: Arguments) -> Room:
+    """The part of the file that is asked for."""
+    try:
+        size = call.env.workspace.stat(call.plan.resource).size_bytes
+    except WorkspaceError:
+        return SMALL
+    return exactly(min(max(0, size - arguments.offset), arguments.limit or _MOST, _MOST) + _AROUND)
 
 
 def plan_at_once(arguments: Arguments, env: Env) -> Plan:

@@ -17,8 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 from ringfence.syscalls.base import Call, Effect
 from ringfence.syscalls.declared import HttpResource
-from ringfence.syscalls.errors import CallFailed, InvalidRequest, OutcomeUnknown, SnapshotFailed
+from ringfence.syscalls.errors import (
+    BudgetExhausted,
+    CallFailed,
+    InvalidRequest,
+    OutcomeUnknown,
+    SnapshotFailed,
+)
 from ringfence.syscalls.http_reach import deliver, reachable
+from ringfence.syscalls.payload import Room
 from ringfence.syscalls.ratelimits import wait_of
 from ringfence.syscalls.redaction import Redactor, redactor_for
 from ringfence.syscalls.refusals import outcome_unknown
@@ -32,7 +39,10 @@ if TYPE_CHECKING:
 
 BODY_BYTES_MAX: Final = 16 << 20
 CONNECTIONS_MAX: Final = 128
+HEADER_BYTES_MAX: Final = 128 << 10
+"""Headers of an answer: the transport takes no more than 100 KiB of them."""
 _AT_ONCE_BYTES_MAX: Final = 256 << 10
+_LENGTH_DIGITS: Final = 16
 
 _READABLE_ENCODINGS: Final = frozenset({"", "identity", "gzip", "x-gzip", "deflate"})
 # About the bytes on the wire, which the agent doesn't see, or a credential of the operator's session.
@@ -48,6 +58,13 @@ class Answer:
     status: int
     headers: dict[str, str]
     body: bytes
+
+
+def room_of(call: Call) -> Room:
+    """How large the answer of a planned call may be. What only reads can be refused its answer, so it does with any room."""
+    target: Target = call.plan.data
+    most = HEADER_BYTES_MAX + (0 if target.method == "HEAD" else BODY_BYTES_MAX)
+    return Room(most=most, least=1 if target.reads else HEADER_BYTES_MAX)
 
 
 @dataclass(slots=True)
@@ -193,17 +210,7 @@ async def _exchange(
                 "which was not asked for; the request was carried out",
                 sent="yes",
             )
-        parts: list[bytes] = []
-        size = 0
-        async for part in response.aiter_bytes():
-            size += len(part)
-            if size > BODY_BYTES_MAX:
-                raise CallFailed(
-                    f"`{resource.name}` answered {response.status_code} with more than "
-                    f"{BODY_BYTES_MAX} bytes; the request was carried out, ask for less",
-                    sent="yes",
-                )
-            parts.append(part)
+        body = await _body(call, response)
     except httpx.DecodingError as error:
         raise CallFailed(
             f"the answer of `{resource.name}` can't be decoded: {reason_of(error, hide)}", sent="yes"
@@ -215,10 +222,52 @@ async def _exchange(
         for name, value in response.headers.items()
         if name.lower() not in _DROPPED_HEADERS and not (encoding and name.lower() == "content-length")
     }
-    body = b"".join(parts)
     # A long answer is searched beside the loop: other calls don't wait for it.
-    clean = hide.body(body) if size <= _AT_ONCE_BYTES_MAX else await asyncio.to_thread(hide.body, body)
+    clean = hide.body(body) if len(body) <= _AT_ONCE_BYTES_MAX else await asyncio.to_thread(hide.body, body)
     return Answer(status=response.status_code, headers=headers, body=clean)
+
+
+async def _body(call: Call, response: httpx.Response) -> bytes:
+    """The body of an answer.
+
+    Raises:
+        CallFailed: it is too large; of a verb that doesn't only read also for a budget.
+        BudgetExhausted: it is larger than what a budget of bytes has left.
+    """
+    name, parts, size = call.plan.data.resource.name, list[bytes](), 0
+    counted = call.answer_max is not None
+    head = sum(len(name) + len(value) + 8 for name, value in response.headers.items())
+    async for part in response.aiter_bytes():
+        size += len(part)
+        if size > BODY_BYTES_MAX:
+            raise CallFailed(
+                f"`{name}` answered {response.status_code} with more than {BODY_BYTES_MAX} bytes; the request was "
+                "carried out, ask for less",
+                sent="yes",
+            )
+        if counted:
+            await _afford(call, response, head + size)
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _afford(call: Call, response: httpx.Response, size: int) -> None:
+    """Have a budget of bytes cover what has come of an answer."""
+    call.receiving(size)
+    said = response.headers.get("content-length", "")
+    whole = int(said) if said.isdecimal() and len(said) < _LENGTH_DIGITS else 0
+    try:
+        await call.afford(min(max(size, whole), BODY_BYTES_MAX) if size > (call.answer_max or 0) else size)
+    except BudgetExhausted as error:
+        if call.plan.data.reads:
+            raise
+        # INVARIANT: what was carried out is never refused as if it had not been, or it would be made again.
+        raise CallFailed(
+            f"`{call.plan.data.resource.name}` answered {response.status_code}; the request was carried out, and its answer is "
+            f"larger than what is left: {error.message}",
+            sent="yes",
+            budget="bytes",
+        ) from None
 
 
 def _failure(call: Call, target: Target, sent: Sent, what: str) -> CallFailed | OutcomeUnknown:

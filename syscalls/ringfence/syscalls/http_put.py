@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-from ringfence.syscalls.http_client import send
+from ringfence.syscalls.http_client import room_of, send
 from ringfence.syscalls.http_common import plan_http
 
 if TYPE_CHECKING:
     from ringfence.syscalls.base import Call, Env, Plan
+    from ringfence.syscalls.payload import Room
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -31,6 +32,12 @@ class Result(msgspec.Struct, frozen=True):
 def plan(arguments: Arguments, env: Env) -> Plan:
     """Find the resource and what the call does to it; see `plan_http` for what is refused."""
     return plan_http("PUT", arguments.url, arguments.headers, env)
+
+
+def room(call: Call, arguments: Arguments) -> Room:
+    """How large the answer may be."""
+    del arguments
+    return room_of(call)
 
 
 async def run(call: Call, arguments: Arguments) -> Result:

@@ -274,6 +274,8 @@ def _settle(call: Call, wanted: Ask, reply: Reply) -> Settled:
 def _charge_received(call: Call, wanted: Ask, attempt: _Attempt) -> Settled | None:
     """Charge what came; None: nothing did."""
     if attempt.stream is not None:
+        if call.answer_max is not None:
+            call.receiving(len(attempt.stream.assembled().text.encode("utf-8", "replace")))
         return _settle(call, wanted, _masked(attempt.stream.assembled(), _hiding(call, wanted)))
     call.settle(wanted.worst() if attempt.sent.begun else {})
     return None

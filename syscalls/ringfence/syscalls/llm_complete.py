@@ -16,12 +16,16 @@ from ringfence.syscalls.llm_client import Ask, ask
 from ringfence.syscalls.llm_counting import counting
 from ringfence.syscalls.llm_ledger import closeness_of
 from ringfence.syscalls.llm_paging import Counted, Page, Request, apply
+from ringfence.syscalls.payload import Room, exactly
 from ringfence.syscalls.refusals import refuse_unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ringfence.syscalls.base import Call, Env
+
+_TOKEN_BYTES = 64  # twice what a token has at most, but for rare ones
+_AROUND = 64 << 10
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -109,6 +113,12 @@ def _plan(arguments: Arguments, wanted: Ask) -> Plan:
         reserve=wanted.worst(),
         data=wanted,
     )
+
+
+def room(call: Call, arguments: Arguments) -> Room:
+    """The longest reply, whose text stands in the result twice."""
+    del arguments
+    return exactly(_AROUND + call.plan.data.max_tokens * _TOKEN_BYTES)
 
 
 async def measure(call: Call, arguments: Arguments, window: Window) -> Plan:

@@ -10,7 +10,9 @@ from typing import Any, Final
 import msgspec
 from ringfence.syscalls.base import Call, Env, Plan, Question, Work
 from ringfence.syscalls.errors import InvalidRequest
+from ringfence.syscalls.messages_send import MESSAGE_BYTES_MAX
 from ringfence.syscalls.now import rfc3339
+from ringfence.syscalls.payload import SMALL_BYTES, Room, exactly
 
 TIMEOUT_MS_MAX: Final = 366 * 24 * 3600 * 1000
 _SENDER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@ -]{0,127}", re.ASCII)
@@ -53,6 +55,12 @@ def plan(arguments: Arguments, env: Env) -> Plan:
             f"`timeout_ms` is {arguments.timeout_ms}; it has to lie between 0 and {TIMEOUT_MS_MAX}"
         )
     return Plan(resource=env.name, questions=(Question(action="messages.receive", resource=env.name),))
+
+
+def room(call: Call, arguments: Arguments) -> Room:
+    """The longest message, with what JSON may make of it."""
+    del call, arguments
+    return exactly(SMALL_BYTES + 6 * MESSAGE_BYTES_MAX)
 
 
 async def wait(call: Call, arguments: Arguments) -> Result | None:

@@ -9,6 +9,7 @@ import msgspec
 from ringfence.syscalls.base import Call, Env, Plan
 from ringfence.syscalls.declared import SqlResource
 from ringfence.syscalls.errors import CallFailed, InvalidRequest
+from ringfence.syscalls.payload import Room
 from ringfence.syscalls.redaction import without_secrets
 from ringfence.syscalls.sql_common import (
     Kind,
@@ -19,7 +20,7 @@ from ringfence.syscalls.sql_common import (
     refuse_system_tables,
     taint_by,
 )
-from ringfence.syscalls.sql_target.read import read
+from ringfence.syscalls.sql_target.read import BYTES_MAX, read
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -69,6 +70,12 @@ def plan(arguments: Arguments, env: Env) -> Plan:
         questions=questions,
         data=Target(resource=resource, statement=statement),
     )
+
+
+def room(call: Call, arguments: Arguments) -> Room:
+    """The largest answer of a target; what it reads can be refused its answer, so it does with any room."""
+    del call, arguments
+    return Room(most=BYTES_MAX, least=1)
 
 
 async def run(call: Call, arguments: Arguments) -> Result:

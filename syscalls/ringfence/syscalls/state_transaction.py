@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from ringfence.syscalls.base import Env, Plan, Question, StateChange, StateDone
+from ringfence.syscalls.base import Call, Env, Plan, Question, StateChange, StateDone
 from ringfence.syscalls.claim_common import check_claims
 from ringfence.syscalls.errors import InvalidRequest
+from ringfence.syscalls.payload import Room, exactly
 from ringfence.syscalls.state_common import KEYS_MAX, check_key, check_version, encode_value
 
 _SHOWN_MAX = 3
@@ -54,6 +55,13 @@ def plan(arguments: Arguments, env: Env) -> Plan:
     return Plan(
         resource=_shown([*arguments.puts, *arguments.deletes, *arguments.reads]), questions=tuple(questions)
     )
+
+
+def room(call: Call, arguments: Arguments) -> Room:
+    """A version for each key."""
+    del call
+    keys = [*arguments.puts, *arguments.deletes]
+    return exactly(64 + len(msgspec.json.encode(keys)) + 24 * len(keys))
 
 
 def transaction(arguments: Arguments) -> StateChange:

@@ -35,6 +35,8 @@ _INT_RANGES: Final = {
     FieldDescriptor.CPPTYPE_UINT32: (0, (1 << 32) - 1),
     FieldDescriptor.CPPTYPE_UINT64: (0, (1 << 64) - 1),
 }
+_OPTIONAL: Final = (("room", 2),)
+_OPTIONAL_ASYNC: Final = (("locate", 2), ("measure", 3))
 _RECOVERS: Final = frozenset({Recovery.RESTORE, Recovery.ROLL_FORWARD, Recovery.ASK_TARGET})
 
 
@@ -228,10 +230,8 @@ def _check_functions(body: ModuleType, recovery: Recovery) -> Iterable[str]:
             awaited.append(("wait", 2))
     else:
         awaited.append(("run", 2))
-    if hasattr(body, "locate"):
-        awaited.append(("locate", 2))
-    if hasattr(body, "measure"):
-        awaited.append(("measure", 3))
+    plain += [item for item in _OPTIONAL if hasattr(body, item[0])]
+    awaited += [item for item in _OPTIONAL_ASYNC if hasattr(body, item[0])]
     if recovery is Recovery.REPEAT and hasattr(body, "run_at_once"):
         plain += [("plan_at_once", 2), ("run_at_once", 2)]
     if recovery in _RECOVERS:

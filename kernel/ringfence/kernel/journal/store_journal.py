@@ -101,12 +101,15 @@ class JournalStore(StoreBase):
         """
         return await self._first("journal.counts", dict[str, int], {"chain": key, "after": after}) or {}
 
-    async def amounts(self, key: AgentKey, after: int = 0) -> tuple[dict[str, float], dict[str, float]]:
-        """Sum the tokens and dollars of an agent over all its branches.
+    async def amounts(
+        self, key: AgentKey, after: int = 0, *, every: bool = False
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Sum the tokens and dollars of an agent over all its branches, and the bytes that were counted.
 
         Args:
             key: the agent.
             after: only those of later steps than this: of one run.
+            every: of all calls, for their bytes; else of those of models, which alone take anything else.
 
         Returns:
             What its calls used, and what intents without an outcome still hold.
@@ -114,9 +117,11 @@ class JournalStore(StoreBase):
         Raises:
             Unavailable: the database is away.
         """
-        found = await self._first("journal.amounts", dict[str, float], {"chain": key, "after": after}) or {}
-        used = {name: found.get(name, 0.0) for name in ("tokens", "usd")}
-        return used, {name: found.get(f"held_{name}", 0.0) for name in ("tokens", "usd")}
+        values = {"chain": key, "after": after, "every": every}
+        found = await self._first("journal.amounts", dict[str, float], values) or {}
+        names = ("tokens", "usd", "bytes") if every else ("tokens", "usd")
+        used = {name: found.get(name, 0.0) for name in names}
+        return used, {name: found.get(f"held_{name}", 0.0) for name in names}
 
     async def effect_ids(self, key: AgentKey, prefix: str = "") -> AsyncIterator[tuple[str, int, str]]:
         """Walk the effect ids of an agent over all branches, by step, with what became of each.

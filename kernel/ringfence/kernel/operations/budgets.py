@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from ringfence.kernel.budgets import limits_of, plain
+from ringfence.kernel.carrying import counted
 from ringfence.kernel.operations import pools
 from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.problems import Problem, bad_usage
@@ -14,8 +15,7 @@ from ringfence.kernel.thread import Thread
 from ringfence.policy.actions import check_action
 from ringfence.policy.manifest_types import Budgets as Limits
 from ringfence.policy.problems import PatternError
-from ringfence.policy.sections import TOTALS
-from ringfence.policy.units import Rate, parse_count, parse_rate
+from ringfence.policy.units import TOTALS, Rate, parse_rate, parse_total
 from ringfence.sandbox.types import SandboxError
 
 BACK = "manifest"
@@ -48,7 +48,7 @@ def _document(kernel: Kernel, thread: Thread) -> dict[str, Any]:
         "waiting_for": thread.waiting_for or None,
         "on_exhausted": thread.manifest.budgets.on_exhausted,
         "budgets": [dataclasses.asdict(view) for view in budgets.view()],
-        "used": dict(budgets.spent),
+        "used": {name: used for name, used in budgets.spent.items() if name != "bytes" or counted(thread)},
         "context_max_tokens": budgets.context_max_tokens,
     }
 
@@ -60,9 +60,9 @@ def _parse(limit: str, value: str) -> float | Rate | None:
     if limit in TOTALS:
         if value == BACK:
             return None
-        amount = parse_count(value)
-        if amount is None or (limit != "usd" and amount != int(amount)):
-            example = "5.00" if limit == "usd" else "10000` or `200k"
+        amount = parse_total(limit, value)
+        if amount is None:
+            example = {"usd": "5.00", "bytes": "10MiB"}.get(limit, "10000` or `200k")
             raise bad_usage(f"`{value}` is no amount of `{limit}`; write one such as `{example}`")
         return amount
     try:

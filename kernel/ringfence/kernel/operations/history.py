@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from ringfence.kernel import rollback_atoms
 from ringfence.kernel.journal.audit import export, verify_store
 from ringfence.kernel.journal.types import Phase, Row, StoredRow
@@ -20,7 +21,7 @@ from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.replay import OPERATOR_LANE
 from ringfence.kernel.retention import POINTS_DAYS, POINTS_KEPT
 from ringfence.kernel.rollback_plan import Undo, point_of, pruned_before, refuse_pruned
-from ringfence.kernel.settled import decided_part
+from ringfence.kernel.settled import decided_part, used_amounts
 from ringfence.kernel.thread import Thread
 from ringfence.sandbox.snapshots import SnapshotError
 from ringfence.sandbox.types import SandboxError
@@ -301,7 +302,10 @@ async def _record_resolution(
     kernel: Kernel, thread: Thread, held: StoredRow, outcome: str, value: Any, operator: str
 ) -> None:
     step = held.step
-    body: dict[str, Any] = {**decided_part(held.body), "resolved_by": operator}
+    used = used_amounts(held)
+    # INVARIANT: at the head of the body, where budgets are counted from.
+    spent = {"used": used} if used else {}
+    body: dict[str, Any] = {**spent, **decided_part(held.body), "resolved_by": operator}
     if outcome == "done":
         body["result"] = value
     else:
@@ -322,7 +326,7 @@ async def _record_resolution(
         digest=held.digest,
         effect_id=held.effect_id,
         started_us=time.time_ns() // 1000,
-        body=json.dumps(body).encode(),
+        body=msgspec.json.encode(body),
     )
     await kernel.core.append_outcome(row)
     await kernel.core.operator_event(

@@ -47,11 +47,33 @@ async def read(
 
     Raises:
         Denied: policy refuses a relation that its plan touches.
+        BudgetExhausted: a budget of bytes has not so much left.
         InvalidRequest: it calls what is refused, or would write.
         CallFailed: the target can't be reached or answered with an error, or the answer is too large.
         Deadline: it took too long.
         Conflict: another transaction is in the way.
     """
+    while True:
+        # A budget of bytes may have less left than an answer may be large; it is asked again where that was too little.
+        left = call.answer_max
+        most = BYTES_MAX if left is None else min(BYTES_MAX, left)
+        try:
+            return await _read(call, resource, statement, parameters, limit, most)
+        except LimitReached:
+            if most == BYTES_MAX:
+                raise _too_large(resource) from None
+            call.receiving(most)
+            await call.afford(min(2 * most + 1, BYTES_MAX))
+
+
+async def _read(
+    call: Call,
+    resource: SqlResource,
+    statement: Statement,
+    parameters: Sequence[Any],
+    limit: int,
+    most: int,
+) -> Answer:
     rows_max = min(limit or ROWS_MAX, ROWS_MAX)
     values = [to_parameter(value) for value in parameters]
     query = _bounded(statement.lexed.text, rows_max + 1)
@@ -64,9 +86,7 @@ async def read(
         await call.failpoint("before_effect")
         await call.check_live()
         try:
-            found = await session.query(query, values, bytes_max=BYTES_MAX)
-        except LimitReached:
-            raise _too_large(resource) from None
+            found = await session.query(query, values, bytes_max=most)
         except psycopg.errors.InvalidTextRepresentation as error:
             if _TOO_LARGE in str(error):
                 raise _too_large(resource) from None

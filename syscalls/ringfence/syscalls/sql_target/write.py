@@ -12,6 +12,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import psycopg
 from ringfence.sandbox.snapshots import SnapshotError
 from ringfence.syscalls.base import Call, Rerun
@@ -44,6 +45,7 @@ COPY_ROWS_MAX: Final = 50_000
 COPY_BYTES_MAX: Final = 64 << 20
 COMMIT_TIMEOUT_S: Final = 60.0
 ATTEMPTS: Final = 3
+_AROUND: Final = 128  # bytes of a result beside its columns and rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +179,9 @@ async def _attempt(job: _Job) -> Written:
         if returning
         else [],
     )
+    # Rows that a budget of bytes does not cover are refused while nothing is changed yet.
+    if job.call.answer_max is not None:
+        await job.call.afford(_AROUND + len(msgspec.json.encode((written.columns, written.rows))))
     await _keep_and_commit(job, info, written, before, after)
     return written
 

@@ -606,7 +606,8 @@ language sql stable as $$
         from (
             select distinct on (step) phase, started_us + duration_us as ended_us, body_amounts(body) as amounts
             from journal
-            where chain = p_agent and phase in (0, 1) and starts_with(action, 'llm.') and outcome <> 'parked'
+            where chain = p_agent and phase in (0, 1) and (p_name = 'bytes' or starts_with(action, 'llm.'))
+                and outcome <> 'parked'
             order by step, phase desc, pos desc) a
         where a.phase = 0 or a.ended_us >= p_since_us)
     end

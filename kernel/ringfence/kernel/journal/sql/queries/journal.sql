@@ -98,15 +98,19 @@ insert into anchors (kernel, pos, hash, heads_digest, signature)
 values (%(kernel)s, %(pos)s, %(hash)s, %(heads_digest)s, %(signature)s) on conflict do nothing
 
 -- name: amounts
--- What calls of models used, and what those without an outcome still hold.
+-- What calls used of amounts, and what those without an outcome still hold. Where bytes are not counted only calls of models do.
 select coalesce(sum((a.amounts ->> 'tokens')::float8) filter (where a.phase = 1), 0)::float8 as tokens,
     coalesce(sum((a.amounts ->> 'usd')::float8) filter (where a.phase = 1), 0)::float8 as usd,
+    coalesce(sum((a.amounts ->> 'bytes')::float8) filter (where a.phase = 1), 0)::float8 as bytes,
+    coalesce(sum((a.amounts ->> 'bytes')::float8) filter (where a.phase = 0), 0)::float8 as held_bytes,
     coalesce(sum((a.amounts ->> 'tokens')::float8) filter (where a.phase = 0), 0)::float8 as held_tokens,
     coalesce(sum((a.amounts ->> 'usd')::float8) filter (where a.phase = 0), 0)::float8 as held_usd
 from (
-    select distinct on (step) step, phase, body_amounts(body) as amounts
+    select distinct on (step) step, phase,
+        case when substring(body for 6) in ('{"rese', '{"used', '{"fact') then body_amounts(body) end as amounts
     from journal
-    where chain = %(chain)s and phase in (0, 1) and step > %(after)s and starts_with(action, 'llm.') and outcome <> 'parked'
+    where chain = %(chain)s and phase in (0, 1) and step > %(after)s
+        and (%(every)s or starts_with(action, 'llm.')) and outcome <> 'parked'
     order by step, phase desc, pos desc) a
 
 -- name: last_event

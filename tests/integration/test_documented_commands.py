@@ -111,6 +111,9 @@ def a_live_agent(me: Reader) -> None:
     eventually(lambda: "July" in me.shell("ringfence logs invoice-bot"), "the message did not come")
     assert "paused" in me.run("ringfence pause invoice-bot")
     assert "sleeping" in me.run("ringfence resume invoice-bot")
+    assert "artifacts" in me.run("ringfence layers invoice-bot")
+    me.run("ringfence export invoice-bot --layer task -o task.json")
+    assert json.loads((me.home / "task.json").read_text())["layer"] == "task"
     assert "20 files" in me.run("ringfence pull invoice-bot out --to ./result")
 
 

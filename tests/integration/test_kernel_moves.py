@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 import io
@@ -42,6 +43,7 @@ with agent.boot() as rf:
     rf.memory.append("a thought of its own")
     rf.artifacts.put("report", b"r" * 20_000)
     long = rf.http.get("%(base)s/long").text
+    rf.fs.read_text("thick")
     if rf.exec.run(["test", "-e", "go"]).exit_code:
         raise SystemExit(7)
     second = rf.http.post("%(base)s/pay/twice", json={"amount": 2}).text
@@ -84,7 +86,7 @@ def parcel(
         PROGRAM % {"base": bank.base},
         name="mover",
         allow=[*allow, f'http.*: "{bank.base}/**"', 'state.*: "**"'],
-        files={"old.txt": "old", "run.sh": (0o755, "#!/bin/sh\n")},
+        files={"old.txt": "old", "run.sh": (0o755, "#!/bin/sh\n"), "thick": "t" * 20_000},
         more="restart: {policy: never}",
     )
     scene.await_end(agent, "failed")
@@ -118,6 +120,61 @@ def traces(scene: Scene) -> Any:
     return homes, scene.sql("select count(*) from agents")
 
 
+def layer(scene: Scene, agent: str, name: str) -> dict[str, Any]:
+    done = console("export", agent, "--layer", name, "--data", str(scene.kernel.data))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def items(scene: Scene, agent: str, name: str) -> list[dict[str, Any]]:
+    """Items of a layer without their ids, which are those of their database."""
+    found = layer(scene, agent, name)["items"]
+    return [{key: value for key, value in item.items() if key != "id"} for item in found]
+
+
+def test_each_layer_stands_for_itself_and_has_the_size_that_is_said(
+    kernels: tuple[Scene, Scene], parcel: tuple[str, Path], tmp_path: Path
+) -> None:
+    scene, agent = kernels[0], parcel[0]
+    listed = scene.operator.ask("Layers", agent=agent)
+    for one in listed["layers"]:
+        file = tmp_path / one["layer"]
+        done = console(
+            "export", agent, "--layer", one["layer"], "-o", str(file), "--data", str(scene.kernel.data)
+        )
+        assert done.returncode == 0, done.stderr
+        document = json.loads(file.read_bytes())
+        assert (document["format"], document["version"], document["layer"]) == (
+            "ringfence-layer",
+            1,
+            one["layer"],
+        )
+        assert len(document["items"]) == one["items"] > 0
+        assert file.stat().st_size == one["size_bytes"]
+        assert document["at_step"] == listed["at_step"]
+    kept = {entry["text"] for entry in layer(scene, agent, "memory")["items"] if entry["kind"] == "entry"}
+    assert kept == {"a thought of its own"}
+    results = layer(scene, agent, "results")["items"]
+    (written,) = [one for one in results if one["resource"] == "/workspace/one.txt"]
+    assert (written["arguments"]["path"], written["outcome"]) == ("one.txt", "ok")
+    # A long result stands in the document itself, with its pointer.
+    (long,) = [one for one in results if one["resource"].endswith("/thick")]
+    assert base64.b64decode(long["result"]["data"]) == b"t" * 20_000
+    assert len(long["result_ref"]) == 64
+    (made,) = layer(scene, agent, "artifacts")["items"]
+    data = base64.b64decode(made["data"])
+    assert (data, hashlib.sha256(data).hexdigest()) == (b"r" * 20_000, made["ref"])
+    around = layer(scene, agent, "environment")["items"]
+    assert {"kernel", "program", "sandbox", "tool", "resource", "rule", "grant"} <= {
+        one["kind"] for one in around
+    }
+    assert 'state.*: "**"' not in {one["rule"] for one in around if one["kind"] == "grant"}
+    wrong = console("export", agent, "--layer", "soul", "--data", str(scene.kernel.data))
+    assert (wrong.returncode, "no layer `soul`; there are memory, task" in wrong.stderr) == (2, True)
+    nowhere = console("export", agent, "--data", str(scene.kernel.data))
+    assert (nowhere.returncode, "say where to" in nowhere.stderr) == (2, True)
+
+
 def test_an_agent_goes_on_elsewhere_and_repeats_no_payment(
     kernels: tuple[Scene, Scene], parcel: tuple[str, Path], bank: Target
 ) -> None:
@@ -135,6 +192,8 @@ def test_an_agent_goes_on_elsewhere_and_repeats_no_payment(
     active = {(g["rule"], g["uses_left"], g["origin"]) for g in there["grants"] if g["revoked_at"] is None}
     assert {(g["rule"], g["uses_left"], g["origin"]) for g in now["grants"]} == active
     assert 'state.*: "**"' not in {g["rule"] for g in now["grants"]}
+    for name in ("memory", "results", "artifacts"):
+        assert items(second, here, name) == items(first, agent, name)
     left = ("id", "rule")
     old = [{k: v for k, v in s.items() if k not in left} for s in first.operator.steps(agent)]
     assert [{k: v for k, v in s.items() if k not in left} for s in second.operator.steps(here)] == old

@@ -55,6 +55,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
         "start",
         "kill",
         "rm",
+        "layers",
         "export",
         "import",
         "send",

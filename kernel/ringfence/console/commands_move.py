@@ -12,8 +12,9 @@ from ringfence.console.durations import plural, size
 from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.outputs import STANDARD_OUTPUT, whole_file
 from ringfence.console.progress import Progress
+from ringfence.console.render import Column
 from ringfence.console.session import Commands, Session
-from ringfence.console.text import safe
+from ringfence.console.text import SafeDecoder, safe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,23 +99,36 @@ def remove(session: Session, agent: str) -> int:
     return ExitCode.OK
 
 
-@commands.add("export", "ringfence export invoice-bot --to invoice-bot.rfx")
+@commands.add(
+    "export",
+    "ringfence export invoice-bot --to invoice-bot.rfx",
+    "ringfence export invoice-bot --layer task -o task.json",
+)
 @click.argument("agent")
 @click.option(
     "--to",
+    "-o",
     "target",
-    required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The file to write; `-` is standard output.",
+    help="The file to write; `-` is standard output, which is where a layer goes by default.",
 )
-def export(session: Session, agent: str, target: Path) -> int:
-    """Write an agent into one file for another kernel.
+@click.option(
+    "--layer", metavar="NAME", help="Only this layer of its state, as JSON; `ringfence layers` lists them."
+)
+def export(session: Session, agent: str, target: Path | None, layer: str | None) -> int:
+    """Write an agent into one file for another kernel, or one layer of its state as JSON.
 
     Its journal with all hashes, workspace, rollback points, checkpoints, memories, artifacts, mailbox and grants
     are in it, sealed with the key of this kernel's anchors. Secrets are not. A running agent is held still for as
     long as its picture is taken. The file appears when it is whole, and only you may read it.
     """
+    if layer is not None:
+        return _export_layer(session, agent, layer, target or STANDARD_OUTPUT)
+    if target is None:
+        raise ConsoleError(
+            "say where to: `--to FILE`, or `--layer NAME` for a part of its state", ExitCode.USAGE
+        )
     if target == STANDARD_OUTPUT and render.to_terminal():
         raise ConsoleError("an agent is no text for a terminal; redirect it, or name a file", ExitCode.USAGE)
     written = 0
@@ -127,6 +141,60 @@ def export(session: Session, agent: str, target: Path) -> int:
         render.emit({"file": str(target.absolute()), "size_bytes": written})
     else:
         render.say(f"{size(written)} in {safe(target)}")
+    return ExitCode.OK
+
+
+def _export_layer(session: Session, agent: str, layer: str, target: Path) -> int:
+    """Write a layer: to a terminal nothing that it would obey."""
+    chunks = session.client().chunks("ExportLayer", agent=agent, layer=layer)
+    if target == STANDARD_OUTPUT and render.to_terminal():
+        decoder = SafeDecoder()
+        for chunk in chunks:
+            click.echo(decoder.feed(chunk), nl=False)
+        click.echo(decoder.feed(b"", final=True), nl=False)
+        return ExitCode.OK
+    written = 0
+    with Progress("exporting", shown=not session.as_json) as progress, whole_file(target) as file:
+        for part in progress.counted(chunks):
+            written += file.write(part)
+    if target == STANDARD_OUTPUT:
+        return ExitCode.OK
+    if session.as_json:
+        render.emit({"file": str(target.absolute()), "size_bytes": written, "layer": layer})
+    else:
+        render.say(f"{size(written)} in {safe(target)}")
+    return ExitCode.OK
+
+
+_LAYERS = (
+    Column(title="LAYER", minimum=11),
+    Column(title="ITEMS", right=True, minimum=5),
+    Column(title="SIZE", right=True, minimum=8),
+    Column(title="WHAT", flex=True),
+)
+
+
+@commands.add("layers", "ringfence layers invoice-bot")
+@click.argument("agent")
+def layers(session: Session, agent: str) -> int:
+    """List the layers of an agent's state, with their sizes.
+
+    They are memory, task, results, artifacts and environment; `ringfence export AGENT --layer NAME` writes one.
+    """
+    document = session.client().call("Layers", agent=agent)
+    if session.as_json:
+        render.emit(document)
+        return ExitCode.OK
+    rows = [
+        [
+            str(one.get("layer")),
+            f"{one.get('items'):,}",
+            size(one.get("size_bytes") or 0),
+            str(one.get("about")),
+        ]
+        for one in records(document, "layers")
+    ]
+    render.table(_LAYERS, rows)
     return ExitCode.OK
 
 

@@ -207,6 +207,32 @@ class AgentRequest(_message.Message):
 Global___AgentRequest: _TypeAlias = AgentRequest  # noqa: Y015
 
 @_typing.final
+class LayerRequest(_message.Message):
+    """Names a layer of an agent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    LAYER_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """Id, or a name that only one agent has."""
+    layer: _builtins.str
+    """Name of the layer."""
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        layer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "layer", b"layer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LayerRequest: _TypeAlias = LayerRequest  # noqa: Y015
+
+@_typing.final
 class KillRequest(_message.Message):
     """Ends an agent."""
 

@@ -118,6 +118,16 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         {"List": {"agents": [AGENT]}, "Points": {"points": [{**POINT, "verified": True}]}},
     ),
     "approvals": (("approvals",), {"Approvals": {"approvals": [APPROVAL]}}),
+    "layers": (
+        ("layers", "bot"),
+        {
+            "Layers": {
+                "layers": [
+                    {"layer": "environment", "items": 1234567, "size_bytes": 98_765_432, "about": LONG}
+                ]
+            }
+        },
+    ),
     "schedule": (("schedule", "ls"), {"ScheduleList": {"schedules": [SCHEDULE]}}),
     "audit": (("audit",), {"Audit": lambda _: [RECORD, EVENT]}),
     "budget": (
@@ -164,7 +174,18 @@ def test_every_command_with_a_table_is_looked_at() -> None:
     # `tree` draws lines, `doctor` has facts about this host; all others that print columns are above.
     modules = Path(render.__file__).parent.glob("commands_*.py")
     users = {m.stem.removeprefix("commands_") for m in modules if "Column(" in m.read_text(encoding="utf-8")}
-    assert users == {"agents", "approvals", "audit", "budget", "output", "rights", "schedule", "top", "undo"}
+    assert users == {
+        "agents",
+        "approvals",
+        "audit",
+        "budget",
+        "move",
+        "output",
+        "rights",
+        "schedule",
+        "top",
+        "undo",
+    }
 
 
 def test_a_pipe_gets_everything(door: Any, run: Any) -> None:

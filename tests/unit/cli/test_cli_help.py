@@ -43,6 +43,7 @@ CONTRACT = [
     "kill",
     "rm",
     "export",
+    "layers",
     "import",
     "pull",
     "budget",

@@ -108,6 +108,15 @@ class MoveStore(StoreBase):
                 return
             after = rows[-1]["v"][cursor]
 
+    async def layer_rows(self, name: str, agent: str) -> AsyncIterator[dict[str, Any]]:
+        """Walk the state keys (`state`) or the claims (`claims`) that are an agent's, as documents.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        for row in await self._all(f"move.layer_{name}", dict[str, Any], {"agent": agent}):
+            yield row["v"]
+
     async def import_row(self, table: str, key: AgentKey, row: Mapping[str, Any]) -> None:
         """Store one document that `export_rows` gave, for another agent.
 

@@ -25,6 +25,7 @@ from ringfence.kernel.operations import (
     history,
     house,
     imports,
+    layers,
     learning,
     messages,
     pools,
@@ -60,6 +61,7 @@ UNARY: dict[str, Unary] = {
     "Shutdown": lambda k, r, o: house.shutdown(k, r.drain_ms, o),
     "Wait": lambda k, r, _o: agents.wait(k, r.agent, r.parked_for),
     "List": lambda k, r, _o: agents.list_agents(k, r.all),
+    "Layers": lambda k, r, _o: layers.layers(k, r.agent),
     "Show": lambda k, r, _o: agents.show(k, r.agent),
     "Pause": lambda k, r, o: agents.pause(k, r.agent, o),
     "Resume": lambda k, r, o: agents.resume(k, r.agent, o),
@@ -119,6 +121,7 @@ MANY: dict[str, Many] = {
     "Logs": lambda k, r, _o: agents.logs(k, r.agent, follow=r.follow, stderr=r.stderr),
     "Steps": lambda k, r, _o: agents.steps(k, r.agent, follow=r.follow),
     "Export": lambda k, r, o: exports.export(k, r.agent, o),
+    "ExportLayer": lambda k, r, o: layers.export_layer(k, r.agent, r.layer, o),
     "Pull": lambda k, r, _o: agents.pull(k, r.agent, r.path),
     "Audit": lambda k, r, _o: history.audit(k, r.agent, r.since),
 }

@@ -90,3 +90,14 @@ with m as (
 insert into message_takes (message, step, branch, at)
 select m.key, t.step, t.branch, t.at
 from m, jsonb_to_recordset(%(row)s -> 'takes') as t (step bigint, branch integer, at timestamptz)
+
+-- name: layer_state
+-- Keys whose present value is of this agent.
+select jsonb_build_object('key', s.key, 'version', s.version, 'step', s.step, 'value', convert_from(s.value, 'UTF8')::jsonb) as v
+from (select distinct key from state_history where agent = %(agent)s) h join state s on s.key = h.key
+where s.agent = %(agent)s and s.value is not null order by s.key collate "C"
+
+-- name: layer_claims
+select jsonb_build_object('key', c.key, 'fence', c.fence, 'lane', c.lane, 'step', c.step, 'until', c.until,
+    'held', c.until > clock_timestamp()) as v
+from claims c join agents a on a.key = c.agent where a.id = %(agent)s order by c.key collate "C"

@@ -94,6 +94,7 @@ class RecordedCall:
         self.step = step
         self.effect_id = f"effect-{step}"
         self.deadline_s = deadline_s
+        self.answer_max: int | None = None
         self.effect = Effect.WRITE
         self.point: tuple[list[str], str, int] | None = None
         self.asked: list[Question] = []

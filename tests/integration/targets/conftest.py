@@ -46,6 +46,7 @@ class Call:
     step: int = 7
     effect_id: str = "effect-7"
     deadline_s: float = 30.0
+    answer_max: int | None = None
     kill_at: str = ""
     on_failpoint: Callable[[str], Any] | None = None
     live_error: Exception | None = None

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import signal
 import threading
-from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ringfence.agent import JournalUnavailable, RingfenceError, SnapshotFailed
-from ringfence.kernel.postgres import EmbeddedPostgres
+from support.databases import kill_postgres, server
 from support.kernels import KernelProcess, Refused, eventually
 from support.scenes import Scene, scene_on, short_directory
 
@@ -34,49 +30,6 @@ with agent.boot() as rf:
         if number % 20 == 19:
             rf.checkpoint.save({"n": number})
 """
-
-
-class Server:
-    """A PostgreSQL that the test stops and starts as it likes."""
-
-    def __init__(self, directory: Path) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        self._postgres = EmbeddedPostgres(directory)
-        self.dsn = self._do(self._postgres.start())
-
-    def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def stop(self) -> None:
-        self._do(self._postgres.stop())
-
-    def start(self) -> None:
-        self._do(self._postgres.start())
-
-    def close(self) -> None:
-        self.stop()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-@contextlib.contextmanager
-def server() -> Iterator[Server]:
-    with short_directory() as directory:
-        made = Server(directory)
-        try:
-            yield made
-        finally:
-            made.close()
-
-
-def kill_postgres(data: Path) -> None:
-    """SIGKILL from outside to the embedded server of a kernel."""
-    pid = int(next((data / "postgres").rglob("postmaster.pid")).read_text().split()[0])
-    os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not Path(f"/proc/{pid}").exists(), "the server does not die")
 
 
 def check_work(scene: Scene, agents: dict[str, str]) -> None:

@@ -7,8 +7,7 @@ import json, sys
 from ringfence import agent
 
 job = json.load(sys.stdin)
-with agent.boot() as rf:
-    rf.now()
+def work():
     name = job["name"].removesuffix("-asked")
     if name == "append":
         rf.fs.append_text("counted.txt", "x")
@@ -52,7 +51,12 @@ with agent.boot() as rf:
     elif name == "timer":
         rf.sleep(0.5)
         rf.fs.append_text("counted.txt", "x")
-    rf.checkpoint.save({"done": True})
+
+with agent.boot() as rf:
+    rf.now()
+    if rf.checkpoint.restored is None:
+        work()
+        rf.checkpoint.save({"done": True})
 """
 
 MANIFEST = """
@@ -73,7 +77,7 @@ spec:
       - memory.*: "**"
       - artifacts.*: "*"
       - spawn: "*"
-  restart: {{policy: on-failure, max: 3}}
+  restart: {{policy: on-failure, max: 5}}
 """
 
 CONFIG = """
@@ -83,7 +87,7 @@ spec:
   resources:
     keyed: {{type: http, base: "{base}", idempotency_header: Idempotency-Key}}
     plain: {{type: http, base: "{plain}"}}
-    target: {{type: postgres, embedded: true}}
+    target: {{type: postgres, dsn: "{target}"}}
 """
 
 ACTIONS = {

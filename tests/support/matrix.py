@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,12 @@ UNSURE = ("after_intent", "before_effect", "after_effect", "before_outcome")
 class Ground:
     """A database, two counters, and the kernel that stands on them now."""
 
-    def __init__(self, directory: Path, database: Server) -> None:
+    def __init__(self, directory: Path, database: Server, *, mounts: Sequence[str] = ()) -> None:
         self.server = database
         self.keyed, self.plain = Target(directory / "keyed"), Target(directory / "plain")
         self.target_dsn = database.target("target")
         config = CONFIG.format(base=self.keyed.base, plain=self.plain.base, target=self.target_dsn)
+        config += f"  sandbox: {{mounts: {json.dumps(list(mounts))}}}\n" if mounts else ""
         self.kernel = KernelProcess(directory / "d", dsn=database.dsn, config=config)
         self.kernel.start()
         with self.target() as connection:

@@ -17,5 +17,5 @@ pytestmark = [
 
 def test_nothing_is_repeated_and_nothing_lost_at_random_instants() -> None:
     with ground() as made:
-        found = Storm(made, seed=20).run(20)
+        found = Storm(made, seed=20).run(12)
         assert found.well, found

@@ -121,8 +121,7 @@ class Column:
             self.cut_and_come_again()
         self.kill()
         if self.mode == "takeover":
-            self.disarm()
-            self.ground.kernel = take_over(self.kernel)
+            self.ground.kernel = take_over(self.kernel, self.disarm)
         elif self.victim == "kernel":
             self.disarm()
             self.kernel.start()

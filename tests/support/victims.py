@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from support.kernels import KernelProcess, eventually
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 
 def children(pid: int) -> list[int]:
@@ -61,10 +61,10 @@ def _gone(pid: int) -> bool:
     return state == "Z"
 
 
-def take_over(kernel: KernelProcess) -> KernelProcess:
+def take_over(kernel: KernelProcess, meanwhile: Callable[[], None] = lambda: None) -> KernelProcess:
     """A second kernel on the files of one that stands still past its lease, and then goes on.
 
-    The lock that keeps two kernels out of one directory is removed: it must not be the only thing that does.
+    `meanwhile` runs once it stands still. The lock that keeps two kernels out of one directory is removed: it must not be the only thing that does.
 
     Returns:
         The second one. The first has ended, by itself.
@@ -74,6 +74,7 @@ def take_over(kernel: KernelProcess) -> KernelProcess:
     first.send_signal(signal.SIGSTOP)
     kernel.operator.close()
     (kernel.data / "kernel.lock").unlink()
+    meanwhile()
     second = KernelProcess(kernel.data, dsn=kernel.dsn, config=kernel.config.read_text())
     try:
         second.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -18,8 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG = 1
+_BECOME = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)  # PR_SET_PDEATHSIG
+if os.getppid() == int(sys.argv[1]):
+    os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""Asks for a signal at its parent's death, and becomes another program, unless it has come too late."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 WAIT_S = 120.0
 
@@ -128,13 +132,12 @@ def facts(directory: Path) -> dict[str, Any]:
 # -- children ---------------------------------------------------------------------------------------------------------
 
 
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 def child(argv: Sequence[str], **more: Any) -> subprocess.Popen[str]:
     """Start a process that is told to end when this one dies, however it dies."""
-    return subprocess.Popen(argv, text=True, preexec_fn=_die_with_parent, **more)  # noqa: PLW1509 - no threads yet here
+    # INVARIANT: nothing of this process runs between fork and exec. With `preexec_fn` the handlers of gRPC do, which start its
+    # threads anew in the child: every now and then one met a descriptor that was closed already, and ended it.
+    become = [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid())]
+    return subprocess.Popen([*become, *argv], text=True, **more)
 
 
 @contextlib.contextmanager

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import psycopg
 import pytest
-from ringfence.agent import CallFailed, NoSuchResource
+from ringfence.agent import CallFailed, Denied, NoSuchResource
 from ringfence.kernel.postgres import EmbeddedPostgres
+from support.kernels import eventually
 from support.scenes import Scene, console, scene_on
 from support.target import Target
 
@@ -147,6 +150,66 @@ def test_a_credential_comes_back_by_no_way_round(scene: Scene, target: Target) -
             "select count(*) from journal where position(%s::bytea in body) > 0", secret.encode()
         )
         assert rows == [(0,)]
+
+
+SPELLER = r"""
+import base64, sys, urllib.parse
+secret = sys.argv[1][::-1]
+raw, pieces = secret.encode(), int(sys.argv[2])
+spelled = [
+    secret, secret.upper(), urllib.parse.quote(secret, safe=""), urllib.parse.quote_plus(secret).lower(),
+    base64.b64encode(raw).decode(), base64.urlsafe_b64encode(b"ab" + raw + b"c").decode(), raw.hex(), raw.hex(":").upper(),
+    "".join(f"%{b:02X}" for b in raw), "".join(f"\\u{b:04x}" for b in raw), repr(raw),
+    "\n".join(base64.b64encode(raw).decode()),
+]
+for stream in (sys.stdout, sys.stderr):
+    for text in spelled:
+        text = f"<{text}>\n"
+        for at in range(0, len(text), pieces):
+            stream.write(text[at : at + pieces])
+            stream.flush()
+sys.stdout.write("." * (int(sys.argv[3]) - 3) + spelled[0] + "." * int(sys.argv[3]))
+if sys.argv[4:]:
+    import os
+    os.makedirs("out", exist_ok=True)
+    open("out/a", "w").write("one\n" + secret + "\n" + spelled[-1] + "\ntwo\n")
+"""
+"""Says a secret that it is given backwards: in every spelling, piece by piece, across a window's end, and in a file."""
+
+
+def parts_of(secret: str) -> list[str]:
+    """What must be seen of it nowhere."""
+    raw = secret.encode()
+    return [secret, secret.upper(), raw.hex(), base64.b64encode(raw).decode()[:-4], quote(secret, safe="")]
+
+
+@pytest.mark.parametrize("pieces", [1, 5])
+def test_what_a_command_prints_gives_no_credential_away(scene: Scene, pieces: int) -> None:
+    """Its output whole, the artifact of a long one, and what a person is shown of its changes."""
+    held = scene.hold(
+        allow=['exec.run: "*"', 'artifacts.get: "**"'],
+        ask=['fs.write: "/workspace/out/**"'],
+        files={"spell.py": SPELLER},
+    )
+    for size in (64, 1 << 20):
+        argv = ["python3", "spell.py", TOKEN[::-1], str(pieces), str(size)]
+        done = held.rf.exec.run(argv)
+        assert done.exit_code == 0, done.stderr
+        kept = b"" if size == 64 else held.rf.artifacts.get(done.stdout_ref)
+        assert bool(done.stdout_ref) is (size > 64)
+        for shown in (done.stdout, done.stderr, kept.decode()):
+            assert [part for part in parts_of(TOKEN) if part in shown] == []
+        assert done.stderr.count("[redacted]") == 12
+        assert (kept.decode() or done.stdout).count("[redacted]") == 13
+        assert ".[redacted]." in (kept.decode() or done.stdout)
+    making = held.rf.thread(lambda: held.rf.exec.run([*argv[:4], "64", "write"]))
+    eventually(lambda: scene.operator.ask("Approvals")["approvals"], "nobody is asked")
+    (asked,) = scene.operator.ask("Approvals")["approvals"]
+    shown = json.dumps(scene.operator.ask("ApprovalShow", id=asked["id"]))
+    assert "[redacted]" in shown
+    assert [part for part in parts_of(TOKEN) if part in shown] == []
+    scene.operator.ask("Deny", id=asked["id"], reason="seen")
+    held.refused(Denied, making.result)
 
 
 @pytest.mark.parametrize(

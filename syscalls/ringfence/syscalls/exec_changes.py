@@ -17,6 +17,7 @@ from ringfence.sandbox.usage import changed
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import errors, fs_common
 from ringfence.syscalls.base import Call, Effect, Env, Question
+from ringfence.syscalls.redaction import Redactor, redactor_for
 from ringfence.syscalls.refusals import outcome_unknown
 
 _MOST_RECORDED = 1000
@@ -137,12 +138,13 @@ def covers_of(manifest: PointManifest) -> list[str]:
 
 def record_of(call: Call, result: msgspec.Struct, changes: ChangeSet, manifest: PointManifest) -> Record:
     """What the journal keeps of a change set before anything is applied."""
+    hide = redactor_for(call.env, ())
     short = len(changes.changes) <= _MOST_RECORDED
     return Record(
         point=f"p{call.step}",
         result=msgspec.Raw(msgspec.json.encode(result)),
-        changes=[(change.kind, change.path) for change in changes.changes] if short else [],
-        base={entry.path: entry.before for entry in manifest.paths} if short else {},
+        changes=[(change.kind, hide.text(change.path)) for change in changes.changes] if short else [],
+        base={hide.text(entry.path): entry.before for entry in manifest.paths} if short else {},
         count=len(changes.changes),
     )
 
@@ -259,12 +261,13 @@ def _changed_to(call: Call, path: str, before: str, manifest: PointManifest) -> 
 
 
 def _detail(call: Call, changes: ChangeSet, upper: Path) -> dict[str, Any]:
-    """What a person is shown: every change, and a diff of short texts."""
+    """What a person is shown, and the journal keeps: every change, and a diff of short texts; without credentials."""
+    hide = redactor_for(call.env, ())
     listed = changes.changes[:_MOST_RECORDED]
-    parts = [_text_diff(call.env, upper, change) for change in listed[:_MOST_DIFFED]]
+    parts = [_text_diff(call.env, upper, change, hide) for change in listed[:_MOST_DIFFED]]
     return {
         "command": shlex.join(call.plan.questions[0].resource),
-        "changes": [_shown_change(upper, change) for change in listed],
+        "changes": hide.value([_shown_change(upper, change) for change in listed]),
         "touches": len(changes.changes),
         "diff": "".join(parts)[:_MOST_DIFF_CHARS],
     }
@@ -286,7 +289,7 @@ def _shown_change(upper: Path, change: Change) -> dict[str, Any]:
     return shown_change if target is None else {**shown_change, "target": target}
 
 
-def _text_diff(env: Env, upper: Path, change: Change) -> str:
+def _text_diff(env: Env, upper: Path, change: Change, hide: Redactor) -> str:
     """A unified diff of one change; empty where a side is no short text."""
     if change.node != "file" and change.kind != "remove":
         return ""
@@ -298,7 +301,9 @@ def _text_diff(env: Env, upper: Path, change: Change) -> str:
             new = overlay.content_of(upper, change, _MOST_DIFF_CHARS) or b""
         if len(old) > _MOST_DIFF_CHARS:
             return ""
-        sides = [old.decode().splitlines(keepends=True), new.decode().splitlines(keepends=True)]
+        # INVARIANT: each side is searched before they are compared: a diff puts a sign between the lines of one.
+        sides = [hide.text(side.decode()).splitlines(keepends=True) for side in (old, new)]
     except (OSError, UnicodeDecodeError, WorkspaceError):
         return ""
-    return "".join(difflib.unified_diff(sides[0], sides[1], f"now{change.path}", f"then{change.path}"))
+    path = hide.text(change.path)
+    return "".join(difflib.unified_diff(sides[0], sides[1], f"now{path}", f"then{path}"))

@@ -1,4 +1,4 @@
-"""Output of commands: its ends go into the result, all of a long one into an artifact."""
+"""Output of commands, without credentials: its ends go into the result, all of a long one into an artifact."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Final
 
 from ringfence.syscalls import fs_common
 from ringfence.syscalls.base import Call
+from ringfence.syscalls.errors import CallFailed
+from ringfence.syscalls.redaction import redactor_for
+from ringfence.syscalls.redaction_files import without_credentials
 
 PART_BYTES: Final = 32 << 10
 
@@ -19,7 +22,7 @@ class Output:
 
     Attributes:
         shown: all of it, or its first and its last part.
-        total_bytes: how much it was in all.
+        total_bytes: how much it was in all, as it was written.
         ref: artifact with all of it where `shown` is not; of more than the sandbox's disk holds, again the ends.
     """
 
@@ -38,13 +41,22 @@ async def taken_in(call: Call, stream: str, path: Path, written: int | None) -> 
         written: how much it was in all; None: the file's size.
 
     Raises:
-        CallFailed: a long one can't be kept.
+        CallFailed: it can't be searched for credentials, or a long one not be kept.
     """
-    shown, size = await fs_common.in_thread(lambda: _ends(path, written))
-    total = size if written is None else written
+    hide = redactor_for(call.env, ())
+
+    def look() -> tuple[Path, int, bytes, int]:
+        clean = without_credentials(hide, path)
+        return clean, path.stat().st_size, *_ends(clean, written)
+
+    try:
+        clean, came, shown, size = await fs_common.in_thread(look)
+    except OSError as error:
+        raise CallFailed(f"what the command wrote can't be searched for credentials: {error}") from error
+    total = came if written is None else written
     if size <= 2 * PART_BYTES:
         return Output(shown=shown, total_bytes=total)
-    ref = await call.env.artifacts.keep_output(path, f"exec-{call.step}-{stream}", size, call.step)
+    ref = await call.env.artifacts.keep_output(clean, f"exec-{call.step}-{stream}", size, call.step)
     return Output(shown=shown, total_bytes=total, ref=ref)
 
 

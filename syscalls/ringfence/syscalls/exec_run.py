@@ -21,6 +21,7 @@ from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import errors, exec_changes, exec_output, fs_common
 from ringfence.syscalls.base import Call, Env, NeedsApproval, Plan, Question, Rerun
 from ringfence.syscalls.payload import result_bytes
+from ringfence.syscalls.redaction import redactor_for
 from ringfence.syscalls.refusals import outcome_unknown
 
 _ENDED_BY_ITSELF = {ExitReason.EXIT, ExitReason.SIGNAL}
@@ -108,7 +109,8 @@ async def run(call: Call, arguments: Arguments) -> Result:
             verdicts = await exec_changes.verdicts_on(call, changes)
             if not changes:
                 return result
-            result = msgspec.structs.replace(result, changed=list(changes.paths()))
+            hide = redactor_for(call.env, ())
+            result = msgspec.structs.replace(result, changed=[hide.text(path) for path in changes.paths()])
             await _afford(call, result)
             manifest = await exec_changes.protect(call, ended.upper, changes)
             await exec_changes.admit(call, ended.upper, changes, manifest)

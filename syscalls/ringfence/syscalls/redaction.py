@@ -33,6 +33,9 @@ ELSEWHERE_CHARS_MIN: Final = 12
 _CODE_CHARS_MIN: Final = 8
 """Shortest part of a code that is looked for: less of it stands in many texts."""
 
+_HALF_CHARS_MIN: Final = 4
+"""Shortest part of a spelling that is looked for where something was left out."""
+
 _CACHED: Final = 64
 _DEPTH_MAX: Final = 200
 _ERROR_CHARS_MAX: Final = 600
@@ -82,12 +85,34 @@ class Redactor:
 
     def data(self, data: bytes) -> bytes:
         """The same bytes without any of the secrets, whatever the case of their letters."""
+        spans = self.spans(data)
+        return _without(data, spans) if spans else data
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest spelling with what may hold some of its bits; 0: there is nothing to look for."""
+        return max((before + len(core) + after for core, (before, after) in self._spellings), default=0)
+
+    def spans(self, data: bytes) -> list[tuple[int, int]]:
+        """Where in some bytes any of the secrets lies; in no order, and they may overlap."""
         if self._plain or not data:
-            return data
+            return []
         spans = list(self._found(data))
         if b"\n" in data or b"\r" in data:
             spans += self._over_lines(data)
-        return _without(data, spans) if spans else data
+        return spans
+
+    def halves(self, head: bytes, tail: bytes) -> tuple[int, int]:
+        """How many bytes at the end of one text and at the start of another belong to a secret that was cut there."""
+        ends, starts = head.lower(), tail.lower()
+        before = after = 0
+        for core, _ in self._spellings:
+            for size in range(len(core) - 1, _HALF_CHARS_MIN - 1, -1):
+                if ends.endswith(core[:size]):
+                    before = max(before, size)
+                if starts.startswith(core[-size:]):
+                    after = max(after, size)
+        return before, after
 
     def body(self, data: bytes) -> bytes:
         """The same for a body, which may be JSON with characters escaped in whatever way."""
@@ -204,6 +229,7 @@ def _spellings(secret: str) -> Iterator[tuple[bytes, int, int]]:
         *(plain.hex(), plain.hex(":"), plain.hex(" ")),
         "".join(f"%{byte:02x}" for byte in plain),
         "".join(f"\\x{byte:02x}" for byte in plain),
+        "".join(f"\\u{unit:04x}" for unit in memoryview(secret.encode("utf-16-le")).cast("H")),
     )
     for code in codes:
         if len(code) >= _CODE_CHARS_MIN:

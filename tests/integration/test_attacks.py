@@ -20,7 +20,7 @@ from bench.attacks.replay import Case, Desk, Driver, Run, spread
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
-USERS = {"banking": ("0", "3", "14", "15"), "workspace": ("13", "18", "35")}
+USERS = {"banking": ("0", "3", "14", "15"), "workspace": ("13", "18", "33", "35")}
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_reading_roles_let_no_attack_through(drivers: list[Driver], suite: str) 
 
 
 @pytest.mark.parametrize(
-    ("suite", "asking"), [("banking", {"user_task_0"}), ("workspace", {"user_task_18"})], ids=world.SUITES
+    ("suite", "asking"), [("banking", {"user_task_0"}), ("workspace", set[str]())], ids=world.SUITES
 )
 def test_roles_with_conditions_keep_the_tasks_and_stop_the_attacks(
     drivers: list[Driver], suite: str, asking: set[str]

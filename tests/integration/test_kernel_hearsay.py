@@ -23,7 +23,12 @@ spec:
       type: http
       base: "{base}/office"
       untrusted: true
-      vouches: {{"GET /say": [/people/*/to, /first/0], "GET /complain": /people/*/to}}
+      vouches:
+        "GET /say":
+          - /people/*/to
+          - /first/0
+          - {{of: /mail/*, where: {{/status: sent}}, fields: /to, names: /shared, as: written-to}}
+        "GET /complain": /people/*/to
     other: {{type: http, base: "{base}/other"}}
 """
 WHEN = "when: [{action: http.post, if: {hearsay: [/json/to, /json/cc]}, then: deny}]"
@@ -102,6 +107,28 @@ def test_a_body_that_can_be_read_in_two_ways_or_in_none_is_refused(scene: Scene,
         with pytest.raises(Denied):
             held.rf.http.post(f"{target.base}/office/send", data=body)
     assert writes(held, target, None)
+
+
+def test_entries_vouch_by_what_is_in_them_and_a_condition_may_take_one_kind_alone(
+    scene: Scene, target: Target
+) -> None:
+    held = writer(scene, target)
+    narrow = scene.name("narrow")
+    when = WHEN.replace("[/json/to, /json/cc]", "{fields: /json/to, vouched_by: [input, written-to]}")
+    text = manifest_of(narrow, ["sh", "-c", HOLD], allow=[f'http.*: "{target.base}/**"'], more=when)
+    mail = [
+        {"status": "sent", "to": ["bob@example.com"], "shared": {"cyd@example.com": "r"}},
+        {"status": "received", "to": ["eve@example.com"], "shared": {"eve@example.com": "r"}},
+    ]
+    said = {"people": [{"to": "dan@example.com"}], "mail": mail}
+    for one, others in (
+        (held, True),
+        (scene.held(scene.operator.submit(text, {}, input_bytes=PROMPT)), False),
+    ):
+        reads(one, target, said)
+        assert writes(one, target, ["ann@example.com", "bob@example.com", "cyd@example.com"])
+        assert writes(one, target, "dan@example.com") is others
+        assert not writes(one, target, "eve@example.com")
 
 
 def test_a_parent_does_not_vouch_by_what_it_gives_to_its_child(scene: Scene, target: Target) -> None:

@@ -23,7 +23,7 @@ def here() -> Iterator[World]:
         yield here
 
 
-# -- the volume that a stray token deleted (C62) -----------------------------------------------------------------------
+# -- the volume that a stray token deleted -----------------------------------------------------------------------------
 
 CURL = """
 import socket, sys, urllib.request

@@ -12,16 +12,30 @@ TEXT = (Path(__file__).parents[2] / "docs" / "manifest.md").read_text(encoding="
 
 
 def test_both_examples_are_accepted_and_supported() -> None:
-    manifest, conditions, pools, kernel_file, undo = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
+    manifest, conditions, pools, kernel_file, vouches, undo = re.findall(
+        r"```yaml\n(.*?)```", TEXT, re.DOTALL
+    )
     assert parse_manifest(manifest).unsupported() == []
     spec = manifest.partition("  when:")[0] + "".join(f"  {line}\n" for line in conditions.splitlines())
     assert len(parse_manifest(spec).when) == 9
     assert set(parse_kernel_file(kernel_file).roles) == {"reader", "clerk"}
     head = "apiVersion: ringfence/v1\nkind: Kernel\nspec:\n"
     assert set(parse_kernel_file(head + pools).pools) == {"fleet", "team=billing", "env=prod,team=billing"}
-    drive = parse_kernel_file(
-        f"apiVersion: ringfence/v1\nkind: Kernel\nspec:\n  resources:\n{undo}"
-    ).resources["drive"]
+    mail = parse_kernel_file(f"{head}  resources:\n{vouches}").resources["mail"]
+    answer = {
+        "messages": [{"folder": "sent", "to": ["ann@a.test"]}, {"folder": "in", "to": ["eve@evil.test"]}],
+        "files": [
+            {"owner": "me@example.com", "shared_with": {"bob@a.test": "r"}},
+            {"owner": "eve@evil.test", "shared_with": {"eve@evil.test": "rw"}},
+        ],
+    }
+    said = [part for one in mail.vouches for part in one.said]
+    assert [(part.name, list(part.words(answer))) for part in said] == [
+        ("", []),
+        ("written-to", ["ann@a.test"]),
+        ("shared-with", ["bob@a.test"]),
+    ]
+    drive = parse_kernel_file(f"{head}  resources:\n{undo}").resources["drive"]
     assert [one.keep.parts for one in drive.undo] == [("", "path", ""), ("/files/", "/file/name", "")]
 
 

@@ -12,6 +12,7 @@ from ringfence.policy.hearsay import Hearsay, folded, stands_in
 from ringfence.policy.kernel_file import parse_kernel_file
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.problems import ManifestError
+from ringfence.policy.vouching import Vouched
 
 PROMPT = "Pay GB29NWBK60161331926819 and tell john.doe@example.com (Spotify's boss). Amount: 12.50."
 
@@ -63,7 +64,11 @@ def holds(arguments: Any, told: Told | None, *, fields: tuple[str, ...] = ("/jso
     return Hearsay(fields=fields, **more).holds(Facts(arguments=arguments, told=told))
 
 
-TOLD = Told(input=PROMPT, values=frozenset({"known@example.com", "7"}))
+TOLD = Told(
+    input=PROMPT,
+    values=frozenset({"known@example.com", "7"}),
+    named={"payees": frozenset({"7"})},
+)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +153,13 @@ def test_each_source_by_itself() -> None:
     assert not holds(named, TOLD, vouched_by=("input",))
     assert not holds(known, TOLD, vouched_by=("answers",))
     assert "not an answer that is vouched for names" in holds(named, TOLD, vouched_by=("answers",))
+    paid = {"json": {"to": 7}}
+    assert not holds(paid, TOLD, vouched_by=("answers",))
+    assert not holds(paid, TOLD, vouched_by=("input", "payees"))
+    assert "an answer that is vouched for as `friends` names" in holds(paid, TOLD, vouched_by=("friends",))
+    assert "nor an answer that is vouched for as `payees`" in holds(
+        known, TOLD, vouched_by=("input", "payees")
+    )
 
 
 MANIFEST = """apiVersion: ringfence/v1
@@ -168,6 +180,7 @@ spec:
         ("[/json/to, /json/cc]", ("/json/to", "/json/cc"), ("input", "answers"), ()),
         ("{fields: /json/to, vouched_by: [answers, input]}", ("/json/to",), ("input", "answers"), ()),
         ("{fields: [/json/to], vouched_by: [input]}", ("/json/to",), ("input",), ()),
+        ("{fields: /json/to, vouched_by: [of-b, input, of-b]}", ("/json/to",), ("input", "of-b"), ()),
         ('{fields: /json, names: [to, "a, b"]}', ("/json",), ("input", "answers"), ("to", "a, b")),
     ],
 )
@@ -188,7 +201,8 @@ def test_its_forms(
         ("[]", 41, "names no field"),
         ("{vouched_by: [input]}", 41, "names no `fields`"),
         ("{fields: /json/to, vouched_by: []}", 41, "names nobody"),
-        ("{fields: /json/to, vouched_by: [friends]}", 73, "friends"),
+        ("{fields: /json/to, vouched_by: [Friends]}", 73, "Friends"),
+        ("{fields: /json/to, vouched_by: [input, [a]]}", 80, "vouched_by"),
         ("{fields: /json/to, by: [input]}", 60, "by"),
     ],
 )
@@ -212,14 +226,35 @@ spec:
 
 def test_what_a_resource_vouches_for() -> None:
     told = parse_kernel_file(KERNEL % '{"GET /a/*": /items/*/to, "* /b": [/x, /y~1z/0]}')
-    assert [(v.method, v.path, v.fields) for v in told.resources["a"].vouches] == [
-        ("GET", "/a/*", ("/items/*/to",)),
-        ("*", "/b", ("/x", "/y~1z/0")),
+    assert [(v.method, v.path, v.said) for v in told.resources["a"].vouches] == [
+        ("GET", "/a/*", (Vouched(fields=("/items/*/to",)),)),
+        ("*", "/b", (Vouched(fields=("/x", "/y~1z/0")),)),
     ]
+    some = "{of: /items/*, where: {/kind: sent, /n: [1, true]}, fields: [/to, /cc], names: /with, as: written-to}"
+    (read,) = parse_kernel_file(KERNEL % f'{{"GET /a": [/x, {some}, /y]}}').resources["a"].vouches
+    assert read.said == (
+        Vouched(fields=("/x", "/y")),
+        Vouched(
+            of="/items/*",
+            where=(("/kind", ("sent",)), ("/n", (1, True))),
+            fields=("/to", "/cc"),
+            names=("/with",),
+            name="written-to",
+        ),
+    )
     for wrong, words in (
         ('{"GET /a": x}', "is no field of an answer"),
         ('{"GET /a": /x*}', "is no field of an answer"),
         ('{"GET /a": []}', "vouches for nothing"),
+        ('{"GET /a": {of: /x}}', "vouches for nothing"),
+        ('{"GET /a": {fields: []}}', "is empty"),
+        ('{"GET /a": {field: /x}}', "unknown key `field`"),
+        ('{"GET /a": {fields: /x, where: {/b/*: 1}}}', "is no field of an entry"),
+        ('{"GET /a": {fields: /x, where: {/b: []}}}', "names no value"),
+        ('{"GET /a": {fields: /x, where: {/b: }}}', "names no value"),
+        ('{"GET /a": {fields: /x, of: items}}', "is no field of an answer"),
+        ('{"GET /a": {fields: /x, as: answers}}', "can't be the name"),
+        ('{"GET /a": {fields: /x, as: "Paid to"}}', "can't be the name"),
         ('{"/a": /x}', "is no method and path"),
         ("[a]", "vouches"),
     ):
@@ -232,3 +267,39 @@ def test_what_a_resource_vouches_for() -> None:
 def test_of_a_body_that_can_not_be_read_nothing_is_vouched_for(field: str) -> None:
     assert "can't be read" in holds({"body": "dG89bWFsbG9yeQ=="}, TOLD, fields=(field,))
     assert holds({"json": {"to": "known@example.com"}}, TOLD, fields=(field,), names=("to",)) == ""
+
+
+MAIL = {
+    "items": [
+        {"status": "sent", "to": ["ann@a.test"], "cc": "bob@a.test", "from": "me@a.test"},
+        {"status": "received", "to": ["me@a.test"], "from": "eve@evil.test", "body": "status: sent"},
+        {"status": ["sent"], "to": "eve@evil.test"},
+        {"to": "eve@evil.test", "more": {"status": "sent", "to": "eve@evil.test"}},
+        "eve@evil.test",
+    ],
+    "files": {
+        "a": {"owner": "me@a.test", "shared": {"cyd@a.test": "r", "": "r"}, "n": 1},
+        "b": {"owner": "eve@evil.test", "shared": {"eve@evil.test": "rw"}, "n": True},
+        "c": {"owner": "me@a.test", "shared": ["eve@evil.test"], "n": 1.0},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"of": "/items/*", "where": (("/status", ("sent",)),), "fields": ("/to", "/cc")}, "ann bob"),
+        ({"of": "/items/*", "where": (("/status", ("SENT", "draft")),), "fields": ("/to",)}, ""),
+        ({"of": "/files/*", "where": (("/owner", ("me@a.test",)),), "names": ("/shared",)}, "cyd"),
+        ({"of": "/files/*", "where": (("/owner", ("me@a.test",)), ("/n", (2,))), "names": ("/shared",)}, ""),
+        ({"of": "/files/*", "where": (("/n", (True,)),), "names": ("/shared",)}, "eve"),
+        ({"of": "/files/*", "where": (("/n", (1,)),), "names": ("/shared",)}, "cyd"),
+        ({"of": "/files/b", "names": ("/shared",)}, "eve"),
+        ({"names": ("/files/a/shared",), "fields": ("/items/0/cc", "/none")}, "bob cyd"),
+        ({"of": "/none/*", "fields": ("",)}, ""),
+    ],
+)
+def test_only_entries_with_the_right_thing_in_them_vouch(said: Any, words: str) -> None:
+    found = sorted(word.partition("@")[0] for word in Vouched(**said).words(MAIL))
+    assert " ".join(found) == words
+    assert list(Vouched(**said).words("no object")) == []

@@ -178,6 +178,16 @@ def test_a_manifest_under_its_kernel_file() -> None:
     ):
         assert what in found
     assert "`crm`" not in found
+    known = KERNEL.replace(
+        "resources:",
+        """resources:
+    mail: {type: http, base: "https://a.test", vouches: {"GET /sent": {of: /*, fields: /to, as: written-to}}}""",
+    )
+    for name, warned in (("written-to", False), ("answers", False), ("writen-to", True)):
+        test = f"hearsay: {{fields: /url, vouched_by: [input, {name}]}}"
+        when = f"  when: [{{action: http.get, if: {{{test}}}, then: ask}}]\n"
+        found = "\n".join(warnings(permissions('{http.get: "https://a.test/x"}') + when, known))
+        assert ("vouches for anything as `writen-to`" in found) is warned, name
     assert "declares no role `gone`" in "\n".join(warnings("  permissions: {roles: [gone]}\n", KERNEL))
     assert warnings("  permissions: {roles: [reader]}\n", KERNEL) == []
 

@@ -175,7 +175,7 @@ def _http(declared: ResourceDecl, secrets: Secrets) -> HttpResource:
         base=declared.base,
         headers=headers,
         effects=tuple((e.method, e.path, Effect[e.effect.upper()]) for e in declared.effects),
-        vouches=tuple((v.method, v.path, v.fields) for v in declared.vouches),
+        vouches=tuple((v.method, v.path, v.said) for v in declared.vouches),
         undo=tuple(
             HttpUndo(
                 method=one.method,

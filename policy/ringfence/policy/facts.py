@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
@@ -37,10 +37,12 @@ class Told:
     Attributes:
         input: what an operator submitted it with, or the one at the head of its family.
         values: of fields that resources vouch for, folded as `hearsay.folded` does.
+        named: those among them that have a name, by it.
     """
 
     input: str = ""
     values: frozenset[str] = frozenset()
+    named: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ its input. So a destination that stands neither there nor in a field that a reso
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,10 @@ from typing import Final, cast
 from ringfence.policy.facts import Facts, Told
 
 SOURCES: Final = ("input", "answers")
-"""Who vouches: the agent's input, and fields of answers that the operator named under `vouches`."""
+"""Who vouches: the agent's input, and fields of answers that the operator named under `vouches`, whatever they are called."""
+
+VOUCHER: Final = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
+"""What an operator may call some of these fields, so that a condition takes them alone."""
 
 _SHOWN: Final = 80
 _BODY: Final = "json"
@@ -28,7 +32,7 @@ class Hearsay:
 
     Attributes:
         fields: JSON pointers among the arguments; of lists and objects every value in them, and every name of a field.
-        vouched_by: of `SOURCES`.
+        vouched_by: of `SOURCES`, and names that the operator gave to fields of answers.
         names: names of fields that the target's own form has there, which say nothing.
     """
 
@@ -70,12 +74,14 @@ class Hearsay:
     @property
     def _nobody(self) -> str:
         phrases = {"input": "the agent's input", "answers": "an answer that is vouched for"}
-        shown = [phrases[source] for source in self.vouched_by]
-        return f"neither {shown[0]} nor {shown[1]}" if len(shown) > 1 else f"not {shown[0]}"
+        shown = [phrases.get(one, f"an answer that is vouched for as `{one}`") for one in self.vouched_by]
+        return f"neither {' nor '.join(shown)}" if len(shown) > 1 else f"not {shown[0]}"
 
     def _vouched(self, word: str, told: Told) -> bool:
         plain = folded(word)
         if "answers" in self.vouched_by and plain in told.values:
+            return True
+        if any(plain in told.named.get(one, ()) for one in self.vouched_by):
             return True
         return "input" in self.vouched_by and stands_in(plain, folded(told.input))
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ringfence.policy.actions import KNOWN_ACTIONS, OWN_ACTIONS, applies, match_action
 from ringfence.policy.conditions import Condition, Environment, Share, Tainted
+from ringfence.policy.hearsay import SOURCES, Hearsay
 from ringfence.policy.kernel_file import KernelFile
 from ringfence.policy.lint_places import misplaced
 from ringfence.policy.lint_rules import lookalikes, too_wide, weak_denies
@@ -190,6 +191,8 @@ def _gaps(item: Condition, whens: Sequence[Condition], allows: Sequence[Rule]) -
 def _labels(whens: Iterable[Condition], file: KernelFile) -> Iterator[Problem]:
     declared = {resource.environment for resource in file.resources.values()} - {""}
     untrusted = any(resource.untrusted for resource in file.resources.values())
+    vouches = [one for resource in file.resources.values() for one in resource.vouches]
+    vouched = {said.name for one in vouches for said in one.said} - {""}
     for item in whens:
         for test in item.tests:
             if isinstance(test, Environment) and not declared.intersection(test.names):
@@ -199,6 +202,10 @@ def _labels(whens: Iterable[Condition], file: KernelFile) -> Iterator[Problem]:
             if isinstance(test, Tainted) and not untrusted:
                 text = "no resource is `untrusted`, so the condition holds only by what others wrote"
                 yield _at(item, text, "mark resources whose answers anyone can write with `untrusted: true`")
+            for name in test.vouched_by if isinstance(test, Hearsay) else ():
+                if name not in (*SOURCES, *vouched):
+                    text = f"no resource vouches for anything as `{name}`, so nobody is known by it"
+                    yield _at(item, text, f"declared: {', '.join(sorted(vouched)) or 'none'}")
 
 
 def _against(manifest: Manifest, file: KernelFile) -> Iterator[Problem]:

@@ -24,7 +24,7 @@ from ringfence.policy import (
     when,
 )
 from ringfence.policy.conditions import DAYS
-from ringfence.policy.hearsay import SOURCES
+from ringfence.policy.hearsay import SOURCES, VOUCHER
 from ringfence.policy.reader import API_VERSION
 from ringfence.policy.schema_terms import CLOCK as _CLOCK
 from ringfence.policy.schema_terms import COUNT as _COUNT
@@ -40,6 +40,7 @@ from ringfence.policy.schema_terms import TEXT as _TEXT
 from ringfence.policy.schema_terms import WORD as _WORD
 from ringfence.policy.schema_terms import Schema
 from ringfence.policy.schema_terms import closed as _object
+from ringfence.policy.schema_terms import vouched as _vouched
 from ringfence.policy.schema_terms import words as _words
 from ringfence.policy.tokenizers import TOKENIZERS
 from ringfence.policy.units import TOTALS
@@ -230,7 +231,8 @@ def _when() -> Schema:
 def _hearsay() -> Schema:
     field: Schema = {"type": "string", "pattern": "^/"}
     fields: Schema = {"type": "array", "items": field, "minItems": 1}
-    sources: Schema = {"type": "array", "items": _words(*SOURCES), "minItems": 1}
+    source: Schema = {"anyOf": [_words(*SOURCES), {"type": "string", "pattern": f"^{VOUCHER.pattern}$"}]}
+    sources: Schema = {"type": "array", "items": source, "minItems": 1}
     names: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
     shape = {"fields": {"anyOf": [field, fields]}, "vouched_by": sources, "names": names}
     return {"anyOf": [field, fields, _object(when.KEYS["hearsay"], shape, ("fields",))]}
@@ -322,8 +324,6 @@ def _kinds() -> list[Schema]:
         "rate": _RATE,
     }
     number: Schema = {"type": "number", "minimum": 0}
-    field: Schema = {"type": "string", "pattern": "^/"}
-    fields: Schema = {"type": "array", "items": field, "minItems": 1}
     return [
         _resource("postgres", {"dsn": {"anyOf": [_TEXT, _SECRET]}, "embedded": {"type": "boolean"}}, ()),
         _resource(
@@ -332,7 +332,7 @@ def _kinds() -> list[Schema]:
                 **web,
                 "effects": {"type": "object", "additionalProperties": _words(*resources.EFFECTS)},
                 "idempotency_header": _TEXT,
-                "vouches": {"type": "object", "additionalProperties": {"anyOf": [field, fields]}},
+                "vouches": {"type": "object", "additionalProperties": _vouched()},
                 "undo": {
                     "type": "object",
                     "additionalProperties": _object(

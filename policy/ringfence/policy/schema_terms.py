@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from ringfence.policy import vouching
+from ringfence.policy.hearsay import VOUCHER
+
 Schema = dict[str, Any]
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -69,3 +72,22 @@ def closed(keys: Sequence[str], properties: Mapping[str, Schema], required: Sequ
         "additionalProperties": False,
     }
     return {**made, "required": list(required)} if required else made
+
+
+def vouched() -> Schema:
+    """Fields of an answer that a resource vouches for."""
+    field: Schema = {"type": "string", "pattern": "^/"}
+    fields: Schema = {"anyOf": [field, {"type": "array", "items": field, "minItems": 1}]}
+    wanted: Schema = {"anyOf": [WORD, {"type": "array", "items": WORD, "minItems": 1}]}
+    shape: dict[str, Schema] = {
+        "of": field,
+        "where": {"type": "object", "additionalProperties": wanted},
+        "fields": fields,
+        "names": fields,
+        "as": {"type": "string", "pattern": f"^{VOUCHER.pattern}$"},
+    }
+    some: Schema = {
+        **closed(vouching.KEYS, shape),
+        "anyOf": [{"required": ["fields"]}, {"required": ["names"]}],
+    }
+    return {"anyOf": [field, some, {"type": "array", "items": {"anyOf": [field, some]}, "minItems": 1}]}

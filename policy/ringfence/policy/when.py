@@ -21,7 +21,7 @@ from ringfence.policy.conditions import (
     Tainted,
     Test,
 )
-from ringfence.policy.hearsay import SOURCES, Hearsay
+from ringfence.policy.hearsay import SOURCES, VOUCHER, Hearsay
 from ringfence.policy.pools import selector
 from ringfence.policy.problems import PatternError
 from ringfence.policy.reader import Fields, Numbers, Reader
@@ -305,9 +305,8 @@ def _hearsay(reader: Reader, node: Node, what: str) -> Test | None:
         place = fields["fields"][1]
         if "vouched_by" in fields:
             listed = reader.items(fields["vouched_by"][1], f"{what}.vouched_by")
-            chosen = {reader.choice(item, f"{what}.vouched_by", SOURCES, "input") for item in listed}
-            vouched_by = tuple(source for source in SOURCES if source in chosen)
-            if not vouched_by:
+            vouched_by = _vouchers(reader, listed, f"{what}.vouched_by")
+            if not listed:
                 reader.wrong(node, f"`{what}.vouched_by` names nobody", "write `[input]`")
         names = _texts(reader, fields, "names", what)
     pointers: list[str] = []
@@ -322,6 +321,20 @@ def _hearsay(reader: Reader, node: Node, what: str) -> Test | None:
     if not pointers or not vouched_by:
         return None
     return Hearsay(fields=tuple(pointers), vouched_by=vouched_by, names=names)
+
+
+def _vouchers(reader: Reader, listed: Sequence[Node], what: str) -> tuple[str, ...]:
+    """The sources in their own order, then names, each once."""
+    given: list[str] = []
+    for item in listed:
+        text = reader.text(item, what)
+        if text is not None and VOUCHER.fullmatch(text) is None:
+            reader.wrong(
+                item, f"`{what}` names `{text}`", f"write of: {', '.join(SOURCES)}, a name under `as`"
+            )
+        elif text is not None:
+            given.append(text)
+    return tuple(dict.fromkeys((*(one for one in SOURCES if one in given), *given)))
 
 
 _READERS: Final[dict[str, Callable[[Reader, Node, str], Test | None]]] = {

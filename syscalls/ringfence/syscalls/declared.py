@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringfence.policy.units import Rate
+    from ringfence.policy.vouching import Vouched
     from ringfence.syscalls.base import Effect
 
 
@@ -38,7 +39,7 @@ class HttpResource:
         effects: `(method, path pattern) -> effect`, first match counts; method `*` is any.
         idempotency_header: header that carries the effect id; None: the target takes no key.
         untrusted: whether what it answers taints an agent.
-        vouches: `(method, path pattern) -> JSON pointers` of fields of its answers that are its own word; first match counts.
+        vouches: `(method, path pattern) -> fields` of its answers that are its own word; first match counts.
         undo: how destructive calls are undone; first match counts. One that has none is refused.
         addresses: networks that the host may lead to besides public ones.
         rate: how often all agents together may ask it.
@@ -52,7 +53,7 @@ class HttpResource:
     effects: Sequence[tuple[str, str, Effect]]
     idempotency_header: str | None
     untrusted: bool = False
-    vouches: Sequence[tuple[str, str, tuple[str, ...]]] = ()
+    vouches: Sequence[tuple[str, str, tuple[Vouched, ...]]] = ()
     undo: Sequence[HttpUndo] = ()
     timeout_s: float = 30.0
     addresses: Sequence[str] = ()

@@ -208,7 +208,7 @@ def test_a_spent_total_parks_the_agent_until_it_is_raised(scene: Scene) -> None:
 
 
 def test_what_an_operator_set_outlives_the_kernel_and_wakes_an_agent_parked_before(scene: Scene) -> None:
-    more = "budgets: {total: {calls: 2}, rate: {state.put: 100/s}}"
+    more = "budgets: {total: {calls: 2}, rate: {state.put: 100/s, state.*: 50/d}}"
     agent = scene.submit(PARKED.replace("sys.argv[1]", "2"), allow=['state.*: "**"'], more=more)
     scene.await_end(agent, "parked")
     budget(scene, agent, "state.put", "200/s")
@@ -217,6 +217,8 @@ def test_what_an_operator_set_outlives_the_kernel_and_wakes_an_agent_parked_befo
     assert scene.show(agent)["state"] == "parked"
     rate = line(scene, agent, "state.put")
     assert (rate["limit"], rate["period_ms"], rate["origin"]) == (200, 1000, "operator")
+    # A restart gives nobody a rate anew.
+    assert 1.5 < line(scene, agent, "state.*")["used"] <= 2
     assert line(scene, agent, "calls")["used"] == 2
     budget(scene, agent, "calls", "10")
     scene.await_end(agent)

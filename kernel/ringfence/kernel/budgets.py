@@ -74,6 +74,30 @@ class Set(Protocol):
         ...
 
 
+class Taken(Protocol):
+    """How many calls of an action ended within a period before now."""
+
+    @property
+    def span_us(self) -> int:
+        """The period."""
+        ...
+
+    @property
+    def action(self) -> str:
+        """The action."""
+        ...
+
+    @property
+    def own(self) -> int:
+        """Of the agent itself."""
+        ...
+
+    @property
+    def family(self) -> int:
+        """Of it and all below it."""
+        ...
+
+
 def limits_of(records: Iterable[Set]) -> Limits:
     """Stored limits, as `Budgets` takes them."""
     rates: dict[str, Rate] = {}
@@ -270,6 +294,22 @@ class Budgets:
                 retry_after_ms=str(int(wait * 1000)),
             )
         return wait
+
+    @property
+    def spans_us(self) -> list[int]:
+        """Periods of the rates."""
+        return sorted({round(bucket.period_s * 1e6) for bucket in self._buckets})
+
+    def remember(self, turns: Sequence[Taken]) -> None:
+        """Count calls that an earlier kernel let go, so that nobody gets a rate twice over by a restart.
+
+        A rate had refilled by no more than its whole since one period ago: what ended since then is missing of that.
+        """
+        for bucket in self._buckets:
+            span = round(bucket.period_s * 1e6)
+            found = [t for t in turns if t.span_us == span and matches(bucket.pattern, t.action)]
+            # A ceiling counts for each agent by itself.
+            bucket.spend(sum(t.own if bucket.origin == "ceiling" else t.family for t in found))
 
     def _turns(self, action: str) -> tuple[Bucket, ...]:
         """The rates that count an action: the agent's own, and those of all above it."""

@@ -92,19 +92,23 @@ class Ownership:
         spent = {"calls": counts.get("calls", 0), "destructive": counts.get("destructive", 0), **used}
         for total, amount in (await self.core.store.reserved_by_children(record.key, before_run)).items():
             spent[total] = spent.get(total, 0) + amount
+        budgets = Budgets(
+            record.id,
+            manifest.budgets,
+            self.resources.file.ceilings.budgets,
+            spent,
+            held=held,
+            overrides=overrides,
+            above=functools.partial(self._budgets_above, above) if above else tuple,
+        )
+        await self._remember(record, budgets)
+        for one in above:
+            await self._remember(one)
         thread = Thread(
             record=record,
             manifest=manifest,
             rights=rights,
-            budgets=Budgets(
-                record.id,
-                manifest.budgets,
-                self.resources.file.ceilings.budgets,
-                spent,
-                held=held,
-                overrides=overrides,
-                above=functools.partial(self._budgets_above, above) if above else tuple,
-            ),
+            budgets=budgets,
             environment=self._environment(record, manifest, rights, above),
             lineage=lineage,
             next_step=int(counts.get("max_step", 0)) + 1,
@@ -261,11 +265,29 @@ class Ownership:
         for one in above:
             thread = self.core.threads.get(one.key)
             if thread is None and one.key not in self.rates:
-                # It has ended, or its kernel has; what it was given counts all the same.
-                ceilings = self.resources.file.ceilings.budgets
-                self.rates[one.key] = Budgets(one.id, parsed(one).budgets, ceilings, {})
+                self.rates[one.key] = self._rates_of(one)
             found.append(self.rates[one.key] if thread is None else thread.budgets)
         return found
+
+    def _rates_of(self, record: AgentRecord) -> Budgets:
+        """Budgets of an agent that has ended, or whose kernel has: what it was given counts all the same."""
+        return Budgets(record.id, parsed(record).budgets, self.resources.file.ceilings.budgets, {})
+
+    async def _remember(self, record: AgentRecord, budgets: Budgets | None = None) -> None:
+        """Have rates count what the journal says that an agent and all below it did under an earlier kernel.
+
+        Args:
+            record: the agent.
+            budgets: its own, as it is adopted; None: one above such an agent, which may be nobody's.
+        """
+        if budgets is None and (record.key in self.core.threads or record.key in self.rates):
+            return
+        chosen = self._rates_of(record) if budgets is None else budgets
+        if chosen.spans_us:
+            below = [kin.child for kin in await self.core.store.descendants(record.key)]
+            chosen.remember(await self.core.store.turns(record.key, below, chosen.spans_us))
+        if budgets is None:
+            self.rates.setdefault(record.key, chosen)
 
     async def _reload(self, thread: Thread) -> Rights:
         return await self._rights(thread.record, thread.manifest)

@@ -48,6 +48,10 @@ class Bucket:
         """Seconds until the last token that was given out is there."""
         return -self._tokens / self.per_s
 
+    def spend(self, count: int) -> None:
+        """Have so many tokens gone already, of those that are there."""
+        self._tokens = max(0.0, self._tokens - count)
+
     def give_back(self) -> None:
         """Return a token that was not used."""
         self._tokens += 1.0

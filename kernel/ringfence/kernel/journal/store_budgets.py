@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -21,6 +23,16 @@ class BudgetRecord:
     at: datetime
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """How many calls of an action ended within a span of time before now: an agent's own, and with those below it."""
+
+    span_us: int
+    action: str
+    own: int
+    family: int
+
+
 class BudgetStore(StoreBase):
     """The part of the store about budgets."""
 
@@ -31,6 +43,21 @@ class BudgetStore(StoreBase):
             Unavailable: the database is away.
         """
         return await self._all("budgets.list", BudgetRecord, {"agent": key})
+
+    async def turns(self, key: AgentKey, below: Sequence[AgentKey], spans_us: Sequence[int]) -> list[Turns]:
+        """Count the calls of an agent that a rate may still count.
+
+        Args:
+            key: the agent.
+            below: who descends from it.
+            spans_us: periods of rates.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        now_us = time.time_ns() // 1000
+        values = {"agent": key, "chains": [key, *below], "spans_us": list(spans_us), "now_us": now_us}
+        return await self._all("budgets.turns", Turns, values)
 
     async def set_budget(
         self, key: AgentKey, name: str, kind: str, amount: float, period_s: float | None, by: str

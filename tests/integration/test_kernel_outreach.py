@@ -13,7 +13,7 @@ import pytest
 from ringfence.agent import Denied
 from support.kernels import eventually
 from support.scenes import Scene, console, scene_of_its_own, short_directory
-from support.signed import decide, free_port, genuine, new_key
+from support.signed import decide, free_port, genuine, new_key, post_to, signed
 from support.target import Target
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.postgres]
@@ -34,6 +34,7 @@ spec:
   callback:
     listen: "127.0.0.1:{port}"
     people: {{anna: {{key: {{secret: anna-key}}, account: {account}}}, bert: {{key: {{secret: bert-key}}}}}}
+    hooks: {{ci: {{key: {{secret: ci-key}}, agents: ["deploy-*"]}}}}
 """
 TOKEN = "sk-live-0123456789abcdef"
 
@@ -71,7 +72,7 @@ class Outside:
 @pytest.fixture(scope="module")
 def outside(postgres_server: Any, template_database: str) -> Iterator[Outside]:
     port, dead = free_port(), free_port()
-    keys = {name: new_key() for name in ("chat-key", "anna-key", "bert-key")}
+    keys = {name: new_key() for name in ("chat-key", "anna-key", "bert-key", "ci-key")}
     with short_directory() as directory:
         target = Target(directory / "arrived")
         try:
@@ -126,6 +127,59 @@ def test_a_denial_by_callback_is_the_agents_answer(outside: Outside) -> None:
     assert decide(outside.port, "bert", outside.keys["bert-key"], **said)[0] == 200
     with pytest.raises(Denied, match=r"bert denied .*: not on a Friday"):
         making.result()
+
+
+def test_a_hook_wakes_an_agent_that_sleeps_also_after_the_kernel_died(outside: Outside) -> None:
+    scene = outside.scene
+    text = """
+from ringfence import agent
+from ringfence.agent import Denied
+with agent.boot() as rf:
+    for _ in range(2):
+        got = rf.messages.receive(from_="hook:ci")
+        rf.state.put(f"builds/{got.json['build']}", got.sender_name)
+    try:
+        rf.fs.write_text("secret", "x")
+    except Denied:
+        rf.state.put("builds/denied", True)
+"""
+    agent = scene.submit(
+        text,
+        name="deploy",
+        allow=['fs.*: "/workspace/**"', 'messages.receive: "**"', 'state.*: "builds/*"'],
+        more="approvals: {linger: 100ms}\nwhen: [{action: fs.write, if: tainted, then: deny}]",
+    )
+
+    def asleep() -> bool:
+        shown = scene.show(agent)
+        return (shown["state"], shown["process"]) == ("sleeping", "none")
+
+    def made() -> list[str]:
+        return [step["action"] for step in scene.operator.steps(agent)]
+
+    def give(build: int, message: str) -> tuple[int, dict[str, Any]]:
+        body = json.dumps({"build": build}).encode()
+        path = f"/v1/hooks/ci/agents/{agent}"
+        headers = {
+            "content-type": "application/json",
+            **signed(outside.keys["ci-key"], body, message=message),
+        }
+        return post_to(outside.port, path, body, headers)
+
+    eventually(asleep, f"it does not sleep: {scene.show(agent)}")
+    status, first = give(1, "msg_1")
+    assert (status, first["repeated"]) == (200, False)
+    eventually(lambda: "state.put" in made() and asleep(), f"it was not woken: {made()}")
+    # The next one is taken, and the kernel dies at once: it is there all the same, and once.
+    assert give(2, "msg_2")[0] == 200
+    scene.kernel.kill()
+    scene.kernel.start()
+    status, again = give(2, "msg_2")
+    assert (status, again["repeated"]) == (200, True)
+    scene.await_end(agent)
+    assert made() == ["messages.receive", "state.put"] * 2 + ["fs.write", "state.put"]
+    assert scene.operator.ask("PolicyShow", agent=agent)["tainted"].startswith("a message from `hook:ci`")
+    assert scene.operator.ask("Status")["callback"]["hooks"] == ["ci"]
 
 
 def test_what_was_sent_when_the_kernel_died_is_sent_again_with_the_same_id(outside: Outside) -> None:

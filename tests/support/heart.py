@@ -150,9 +150,12 @@ class Heart:
         name: str = "heart",
         submitted_by: str = "",
         first_fire: datetime | None = None,
+        labels: dict[str, str] | None = None,
     ) -> Thread:
         """An agent of this kernel; its program is not started unless asked."""
-        text = manifest_of(name, ["true"], allow=allow, ask=ask, more=more)
+        labels = labels or {}
+        said = ", ".join(f"{key}: {value}" for key, value in labels.items())
+        text = manifest_of(name, ["true"], allow=allow, ask=ask, more=more, labels=said)
         manifest = parse_manifest(text)
         grants = [(r.verdict.value, r.text) for r in manifest.rules if r.verdict is not Verdict.DENY]
         record = await self.core.store.create_agent(
@@ -160,7 +163,7 @@ class Heart:
             thread="",
             manifest=text,
             source="test",
-            labels={},
+            labels=labels,
             input=b"",
             owner=self.core.kernel,
             uid_base=None,

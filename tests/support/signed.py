@@ -55,9 +55,14 @@ def decide(port: int, person: str, key: str, **said: Any) -> tuple[int, dict[str
 
 def post(port: int, person: str, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
     """Post whatever it is."""
+    return post_to(port, f"/v1/people/{person}/decisions", body, headers)
+
+
+def post_to(port: int, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
+    """Post whatever it is, wherever."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     try:
-        connection.request("POST", f"/v1/people/{person}/decisions", body, headers)
+        connection.request("POST", path, body, headers)
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
     finally:

@@ -80,6 +80,7 @@ def test_the_kernel_file_names_who_is_told_and_who_answers() -> None:
     ]
 
 
+AT = 'listen: "127.0.0.1:80"'
 HOOK = f'url: "https://a.test/x", key: {KEY}'
 
 
@@ -116,12 +117,45 @@ HOOK = f'url: "https://a.test/x", key: {KEY}'
             "`b` is a person and the account of `a`",
         ),
         ("ceilings: {approvals: {people: 2, expire: 1h}}", "unknown key `expire`"),
+        (f"callback: {{hooks: {{ci: {{key: {KEY}, agents: [a]}}}}}}", "has no `listen`"),
+        (f"callback: {{{AT}, hooks: {{ci: {{agents: [a]}}}}}}", "has no `key`"),
+        (f"callback: {{{AT}, hooks: {{ci: {{key: {KEY}}}}}}}", "would reach every agent"),
+        (f"callback: {{{AT}, hooks: {{ci: {{key: {KEY}, agents: []}}}}}}", "is empty"),
+        (f"callback: {{{AT}, hooks: {{ci: {{key: {KEY}, labels: {{}}}}}}}}", "is empty"),
+        (
+            f"callback: {{{AT}, hooks: {{ci: {{key: {KEY}, agents: ['a[1]']}}}}}}",
+            "has no meaning in a pattern",
+        ),
+        (f"callback: {{{AT}, hooks: {{ci: {{key: {KEY}, agents: [a], rate: often}}}}}}", "write a rate"),
+        (f"callback: {{{AT}, hooks: {{'a b': {{key: {KEY}, agents: [a]}}}}}}", "is no name"),
+        (
+            f"callback: {{{AT}, people: {{a: {{key: {KEY}}}}}, hooks: {{ci: {{key: {KEY}, agents: [a]}}}}}}",
+            "the hook `ci` has the key `k` of somebody else",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_kernel_file_is_said(text: str, wanted: str) -> None:
     with pytest.raises(ManifestError, match=wanted) as caught:
         parse_kernel_file(f"{KERNEL}  {text}\n")
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_hook_reaches_agents_by_name_and_by_all_of_its_labels() -> None:
+    text = "{key: {secret: k}, agents: [build, 'ci-*'], labels: {team: billing, tier: 1}, rate: 5/m}"
+    found = parse_kernel_file(f"{KERNEL}  callback: {{{AT}, hooks: {{ci: {text}}}}}\n").callback
+    assert found is not None
+    hook = found.hooks["ci"]
+    labels = {"team": "billing", "tier": "1", "more": "x"}
+    assert [hook.reaches(name, labels) for name in ("build", "ci-1", "ci-", "builds", "c")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert not hook.reaches("build", {"team": "billing"})
+    assert not hook.reaches("build", {**labels, "team": "sales"})
+    assert hook.rate.text == "5/m"
 
 
 def test_the_examples_of_the_page_are_read() -> None:

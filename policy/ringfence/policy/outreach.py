@@ -1,4 +1,4 @@
-"""Readers of what the kernel file says about the world outside that hears of agents and answers: `webhooks` and `callback`."""
+"""Readers of what the kernel file says about the world outside that hears of agents, answers and calls: `webhooks` and `callback`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from ringfence.policy import sections
+from ringfence.policy import hooks, sections
 from ringfence.policy.canonical import canonical_url
 from ringfence.policy.networks import read_networks
 from ringfence.policy.problems import PatternError
@@ -18,8 +18,9 @@ from ringfence.policy.strict_yaml import Items, Node, Table
 
 KEYS: Final = {
     "webhook": ("url", "key", "events", "addresses"),
-    "callback": ("listen", "people"),
+    "callback": ("listen", "people", "hooks"),
     "person": ("key", "account"),
+    "hook": hooks.KEYS,
 }
 """Keys of each mapping."""
 
@@ -76,17 +77,19 @@ class PersonDecl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallbackDecl:
-    """Where people's own systems decide approvals.
+    """Where people's own systems decide approvals, and others put messages into mailboxes.
 
     Attributes:
         host: address to listen at.
         port: the same.
         people: by name.
+        hooks: by name.
     """
 
     host: str
     port: int
     people: Mapping[str, PersonDecl] = field(default_factory=dict[str, PersonDecl])
+    hooks: Mapping[str, hooks.HookDecl] = field(default_factory=dict[str, hooks.HookDecl])
 
     def person_of(self, account: str) -> str:
         """Who works with an operators' account; the account's own name where nobody is declared to."""
@@ -150,9 +153,11 @@ def read_callback(reader: Reader, node: Node) -> CallbackDecl:
     """The section `callback`."""
     what = "spec.callback"
     fields = reader.mapping(node, what, KEYS["callback"])
-    for wanted, example in (("listen", '"127.0.0.1:8766"'), ("people", "{anna: {key: {secret: NAME}}}")):
-        if wanted not in fields and isinstance(node, Table):
-            reader.wrong(node, f"`{what}` has no `{wanted}`", f"add `{wanted}: {example}`")
+    if "listen" not in fields and isinstance(node, Table):
+        reader.wrong(node, f"`{what}` has no `listen`", 'add `listen: "127.0.0.1:8766"`')
+    if not {"people", "hooks"} & fields.keys() and isinstance(node, Table):
+        text = f"`{what}` has no `people` and no `hooks`, so it would hear nobody"
+        reader.wrong(node, text, "add `people: {anna: {key: {secret: NAME}}}`")
     host, port = _listen(reader, fields["listen"][1], f"{what}.listen") if "listen" in fields else ("", 0)
     people: dict[str, PersonDecl] = {}
     entries = reader.free_mapping(fields["people"][1], f"{what}.people") if "people" in fields else []
@@ -165,8 +170,11 @@ def read_callback(reader: Reader, node: Node) -> CallbackDecl:
             )
             continue
         people[key.text] = _person(reader, key.text, value)
-    _check_distinct(reader, node, people)
-    return CallbackDecl(host=host, port=port, people=people)
+    heard: Mapping[str, hooks.HookDecl] = {}
+    if "hooks" in fields:
+        heard = hooks.read_hooks(reader, fields["hooks"][1])
+    _check_distinct(reader, node, people, heard)
+    return CallbackDecl(host=host, port=port, people=people, hooks=heard)
 
 
 def _person(reader: Reader, name: str, node: Node) -> PersonDecl:
@@ -185,8 +193,10 @@ def _person(reader: Reader, name: str, node: Node) -> PersonDecl:
     return PersonDecl(name=name, key=key, account=account)
 
 
-def _check_distinct(reader: Reader, node: Node, people: Mapping[str, PersonDecl]) -> None:
-    """INVARIANT: no two people share a key or an account: one of them could approve as both."""
+def _check_distinct(
+    reader: Reader, node: Node, people: Mapping[str, PersonDecl], heard: Mapping[str, hooks.HookDecl]
+) -> None:
+    """INVARIANT: no two people share a key or an account: one of them could approve as both. Nor does a hook have the key of another."""
     for label, values in (
         ("key", [one.key.secret for one in people.values() if one.key.secret]),
         ("account", [one.account for one in people.values() if one.account]),
@@ -194,6 +204,12 @@ def _check_distinct(reader: Reader, node: Node, people: Mapping[str, PersonDecl]
         twice = next((value for value in values if values.count(value) > 1), "")
         if twice:
             reader.wrong(node, f"two people have the {label} `{twice}`", "give each one of their own")
+    keys = [one.key.secret for one in people.values()]
+    for hook in heard.values():
+        if hook.key.secret and hook.key.secret in keys:
+            text = f"the hook `{hook.name}` has the key `{hook.key.secret}` of somebody else"
+            reader.wrong(node, text, "give each hook and each person a key of their own")
+        keys.append(hook.key.secret)
     for one in people.values():
         other = next((p.name for p in people.values() if p.account == one.name and p is not one), "")
         if other:

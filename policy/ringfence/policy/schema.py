@@ -14,11 +14,11 @@ from ringfence.policy import (
     engines,
     kernel_file,
     manifest,
-    outreach,
     pools,
     resources,
     schedule,
     scheduling,
+    schema_outreach,
     sections,
     undoing,
     when,
@@ -106,31 +106,6 @@ def _remote() -> Schema:
             "certs": {"type": "string", "pattern": f"^{engines.DIRECTORY_PATTERN}$"},
         },
         engines.REMOTE_KEYS,
-    )
-
-
-def _webhook() -> Schema:
-    return _object(
-        outreach.KEYS["webhook"],
-        {
-            "url": {"type": "string", "pattern": "^https?://"},
-            "key": _SECRET,
-            "events": {"type": "array", "items": _words(*outreach.EVENTS), "minItems": 1},
-            "addresses": {"type": "array", "items": _TEXT, "minItems": 1},
-        },
-        ("url", "key"),
-    )
-
-
-def _callback() -> Schema:
-    person = _object(outreach.KEYS["person"], {"key": _SECRET, "account": _TEXT}, ("key",))
-    return _object(
-        outreach.KEYS["callback"],
-        {
-            "listen": {"type": "string", "pattern": f"^{outreach.LISTEN_PATTERN}$"},
-            "people": {"type": "object", "additionalProperties": person},
-        },
-        outreach.KEYS["callback"],
     )
 
 
@@ -391,8 +366,8 @@ def kernel_schema() -> Schema:
             "untaint": _RULES,
             "sandbox": _sandbox(kernel_file.KEYS["sandbox"], docker=_docker(), remote=_remote()),
             "budgets": _pools(),
-            "webhooks": {"type": "object", "additionalProperties": _webhook()},
-            "callback": _callback(),
+            "webhooks": {"type": "object", "additionalProperties": schema_outreach.webhook()},
+            "callback": schema_outreach.callback(),
             "scheduler": _scheduler(),
         },
     )

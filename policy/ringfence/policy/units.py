@@ -36,6 +36,14 @@ class Rate:
     count: int
     per_s: float
 
+    @property
+    def text(self) -> str:
+        """As it is written."""
+        unit = next(
+            (name for name, seconds in _SECONDS.items() if seconds == self.per_s and name != "ms"), ""
+        )
+        return f"{self.count}/{unit}" if unit else f"{self.count} in {self.per_s:g} s"
+
 
 def parse_size(text: str) -> int | None:
     """Bytes of `256Mi`, `1Gi`, `10MB` or a plain number; None where it is none of these."""

@@ -149,15 +149,21 @@ class AgentStore(StoreBase):
             Ambiguous: several agents have this name.
             Unavailable: the database is away.
         """
-        if "\0" in id_or_name:
-            return None
-        found = await self._all("agents.find", agent_record, {"word": id_or_name})
-        for agent in found:
-            if agent.id == id_or_name:
-                return agent
+        found = await self.agents_called(id_or_name)
         if len(found) > 1:
             raise Ambiguous(id_or_name, [agent.id for agent in found])
         return found[0] if found else None
+
+    async def agents_called(self, id_or_name: str) -> list[AgentRecord]:
+        """Find the agent of this id, or else all of this name, newest first.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        if "\0" in id_or_name:
+            return []
+        found = await self._all("agents.find", agent_record, {"word": id_or_name})
+        return [agent for agent in found if agent.id == id_or_name] or found
 
     async def agent_by_key(self, key: AgentKey) -> AgentRecord | None:
         """Read one agent.

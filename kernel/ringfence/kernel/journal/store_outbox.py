@@ -84,3 +84,7 @@ class OutboxStore(StoreBase):
     async def webhooks(self, names: Sequence[str]) -> list[WebhookRecord]:
         """How receivers do, by name."""
         return await self._all("outbox.state", WebhookRecord, {"names": list(names)})
+
+    async def forget_deliveries(self, age_s: float) -> None:
+        """Forget the ids of what hooks were given longer ago than this."""
+        await self._tuple("outbox.forget_deliveries", {"age_s": age_s})

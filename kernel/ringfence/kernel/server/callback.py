@@ -1,7 +1,7 @@
-"""The callback: a small HTTP door where systems of people who may approve post what these people decide.
+"""The callback: a small HTTP door where systems of people who may approve post what these people decide, and hooks their messages.
 
-It does one thing, `POST /v1/people/NAME/decisions`, and whoever posts has no right but that. A body is looked at only after
-its signature: until then it is counted bytes.
+It does two things, `POST /v1/people/NAME/decisions` and `POST /v1/hooks/NAME/agents/AGENT`, and whoever posts has no right but that.
+A body is looked at only after its signature: until then it is counted bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from dataclasses import dataclass, field
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, Literal
 
 import h11
@@ -19,12 +19,15 @@ from ringfence.kernel.operations import deciding
 from ringfence.kernel.problems import Problem, bad_usage
 from ringfence.kernel.secrets import SecretsError
 from ringfence.kernel.server.gate import Complaints
+from ringfence.kernel.server.hooks import Hooks
 from ringfence.kernel.server.operator_door import to_problem
+from ringfence.kernel.server.posted import HttpProblem, Message
 from ringfence.kernel.signing import BadKey, BadSignature, key_of, verify
 
 if TYPE_CHECKING:
     from ringfence.kernel.operations.kernel import Kernel
     from ringfence.policy.outreach import CallbackDecl
+    from ringfence.policy.resources import SecretRef
 
 log = logging.getLogger(__name__)
 
@@ -69,25 +72,6 @@ class Decision(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     for_ms: int = 0
 
 
-class HttpProblem(Exception):
-    """Why a request is refused: an HTTP status, a stable reason and one line."""
-
-    def __init__(self, status: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.reason = reason
-
-
-@dataclass(slots=True, kw_only=True)
-class Message:
-    """One request as it came. Names of headers in lower case."""
-
-    method: str = ""
-    target: str = ""
-    headers: dict[str, str] = field(default_factory=dict[str, str])
-    body: bytearray = field(default_factory=bytearray)
-
-
 class CallbackDoor:
     """Listens where the kernel file says, and not at all where it says nothing."""
 
@@ -99,6 +83,7 @@ class CallbackDoor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._handling: set[asyncio.Future[dict[str, Any]]] = set()
         self._complaints = Complaints(log, "callback")
+        self._hooks = Hooks(kernel)
 
     async def apply(self) -> None:
         """Take over what the kernel file says now. An address that can't be had is told by `report`, and tried again then."""
@@ -131,6 +116,7 @@ class CallbackDoor:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._handling, return_exceptions=True)
+        await self._hooks.close()
 
     def report(self) -> dict[str, Any] | None:
         """Where it listens, for `status`; None: nowhere."""
@@ -140,6 +126,7 @@ class CallbackDoor:
         return {
             "listen": f"http://{host}:{self._declared.port}",
             "people": sorted(self._declared.people),
+            "hooks": sorted(self._declared.hooks),
             "problem": self._problem or None,
         }
 
@@ -164,6 +151,7 @@ class CallbackDoor:
             writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        again_s = 0
         connection = h11.Connection(our_role=h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         try:
             async with asyncio.timeout(REQUEST_S):
@@ -179,10 +167,11 @@ class CallbackDoor:
             status, document = 408, _error("Timeout", f"the request did not come within {REQUEST_S:g} s")
         except HttpProblem as problem:
             status, document = problem.status, _error(problem.reason, str(problem))
+            again_s = problem.retry_after_s
         except h11.RemoteProtocolError as error:
             status, document = error.error_status_hint, _error("BadRequest", "this is no HTTP request")
         async with asyncio.timeout(REQUEST_S):
-            await _answer(connection, writer, status, document)
+            await _answer(connection, writer, status, document, again_s)
             # A connection that is closed before all that was sent is read takes the answer with it.
             for _ in range(LINGER_READS):
                 if not await reader.read(64 << 10):
@@ -194,8 +183,17 @@ class CallbackDoor:
         Raises:
             HttpProblem: it is refused.
         """
-        name = _person_in(message)
-        self._authenticate(name, message)
+        kind, name, agent = _meant(message)
+        if kind == "hooks":
+            hook = None if self._declared is None else self._declared.hooks.get(name)
+            self._authenticate(
+                None if hook is None else hook.key, message, f"nobody is heard as hook `{name}`"
+            )
+            # INVARIANT: nobody can sign with the key of a hook that is not declared.
+            assert hook is not None  # noqa: S101
+            return await _answered(self._hooks.take(hook, agent, message))
+        person = None if self._declared is None else self._declared.people.get(name)
+        self._authenticate(None if person is None else person.key, message, f"nobody can decide as `{name}`")
         try:
             said = msgspec.json.decode(bytes(message.body), type=Decision)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -203,11 +201,7 @@ class CallbackDoor:
             if "truncated" in why and bytes(message.body).rstrip().endswith(b"}"):
                 why = "it holds an escape that is half of a character"
             raise HttpProblem(400, "BadRequest", f"the body is no decision: {why}") from None
-        try:
-            return await self._decide(name, said, message.headers["webhook-id"])
-        except Exception as error:  # noqa: BLE001 - every error becomes one line for whoever posts
-            problem: Problem = to_problem(error)
-            raise HttpProblem(STATUS_OF[problem.exit_code], problem.reason, problem.message) from None
+        return await _answered(self._decide(name, said, message.headers["webhook-id"]))
 
     async def _decide(self, name: str, said: Decision, message: str) -> dict[str, Any]:
         if said.decision == "deny":
@@ -227,21 +221,25 @@ class CallbackDoor:
             digest=said.digest,
         )
 
-    def _authenticate(self, name: str, message: Message) -> None:
-        """Check that a message is this person's, and from now.
+    def _authenticate(self, ref: SecretRef | None, message: Message, without: str) -> None:
+        """Check that a message is from whoever has a key, and from now.
+
+        Args:
+            ref: the key's secret; None: nobody is declared by that name, which answers as a wrong signature does.
+            message: what came.
+            without: what to complain of where the secret is not set.
 
         Raises:
             HttpProblem: it is not, or nobody can know.
         """
-        person = None if self._declared is None else self._declared.people.get(name)
         key = _UNKNOWN_KEY
-        if person is not None:
+        if ref is not None:
             try:
                 # Looked up each time: a key that was taken away or changed counts at once.
-                key = key_of(self._kernel.secrets.get(person.key.secret), person.key.secret)
+                key = key_of(self._kernel.secrets.get(ref.secret), ref.secret)
             except (SecretsError, BadKey) as error:
                 # Whoever posts does not learn what the operator has not set.
-                self._complaints.say(f"nobody can decide as `{name}`: {error}")
+                self._complaints.say(f"{without}: {error}")
         said = message.headers
         try:
             verify(
@@ -253,23 +251,46 @@ class CallbackDoor:
                 now=time.time(),
             )
         except BadSignature as error:
-            self._complaints.say(f"a decision was refused: {error}")
+            self._complaints.say(f"a request was refused: {error}")
             raise HttpProblem(401, "BadSignature", f"{error}; nothing was done") from None
 
 
-def _person_in(message: Message) -> str:
-    """The name in the path.
+FORMS = ("POST /v1/people/NAME/decisions", "POST /v1/hooks/NAME/agents/AGENT")
+
+
+def _meant(message: Message) -> tuple[str, str, str]:
+    """Whether it is about `people` or `hooks`, the name in the path, and for a hook the agent.
 
     Raises:
         HttpProblem: another path or method.
     """
-    parts = message.target.split("/")
-    form = "POST /v1/people/NAME/decisions"
-    if len(parts) != 5 or parts[:3] != ["", "v1", "people"] or parts[4] != "decisions":  # noqa: PLR2004 - parts of the path
-        raise HttpProblem(404, "NoSuchPath", f"there is nothing here but `{form}`")
+    forms = " and ".join(f"`{form}`" for form in FORMS)
+    match message.target.split("/"):
+        case ["", "v1", "people", name, "decisions"]:
+            found = ("people", name, "")
+        case ["", "v1", "hooks", name, "agents", agent]:
+            found = ("hooks", name, agent)
+        case _:
+            raise HttpProblem(404, "NoSuchPath", f"there is nothing here but {forms}")
     if message.method != "POST":
-        raise HttpProblem(405, "BadMethod", f"there is nothing here but `{form}`")
-    return parts[3]
+        raise HttpProblem(405, "BadMethod", f"there is nothing here but {forms}")
+    return found
+
+
+async def _answered(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """What comes of a request of somebody who is known.
+
+    Raises:
+        HttpProblem: in place of every other error.
+    """
+    try:
+        return await work
+    except HttpProblem:
+        raise
+    except Exception as error:  # noqa: BLE001 - every error becomes one line for whoever posts
+        problem: Problem = to_problem(error)
+        status = 429 if problem.reason == "Full" else STATUS_OF[problem.exit_code]
+        raise HttpProblem(status, problem.reason, problem.message) from None
 
 
 async def _read(
@@ -325,7 +346,11 @@ def _error(reason: str, message: str) -> dict[str, Any]:
 
 
 async def _answer(
-    connection: h11.Connection, writer: asyncio.StreamWriter, status: int, document: dict[str, Any]
+    connection: h11.Connection,
+    writer: asyncio.StreamWriter,
+    status: int,
+    document: dict[str, Any],
+    again_s: int,
 ) -> None:
     body = msgspec.json.encode(document)
     headers = [
@@ -336,6 +361,8 @@ async def _answer(
     ]
     if status == 405:  # noqa: PLR2004 - that method
         headers.append(("allow", "POST"))
+    if again_s:
+        headers.append(("retry-after", str(again_s)))
     head = connection.send(h11.Response(status_code=status, headers=headers))
     data = connection.send(h11.Data(data=body))
     writer.write((head or b"") + (data or b"") + (connection.send(h11.EndOfMessage()) or b""))

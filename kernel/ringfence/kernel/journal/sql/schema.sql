@@ -351,13 +351,26 @@ create table messages (
     taken_step    bigint,
     taken_branch  integer,
     taken_at      timestamptz,
-    voided_at     timestamptz
+    voided_at     timestamptz,
+    untrusted     boolean not null default false
 );
 -- What waits in a mailbox, oldest first.
 create index messages_waiting on messages (recipient, key) where taken_step is null and voided_at is null;
 -- Rollback asks what an agent sent, and what it took.
 create index messages_sender on messages (sender_key, sender_step) where sender_key is not null;
 create index messages_taken on messages (recipient, taken_step) where taken_step is not null;
+
+-- What hooks were given, by the id that its sender gave it: for a month none of it is put into a mailbox twice.
+create table deliveries (
+    hook    text not null,
+    id      text not null,
+    digest  bytea not null,
+    agent   bigint not null references agents on delete cascade,
+    message bigint not null,
+    at      timestamptz not null default clock_timestamp(),
+    primary key (hook, id)
+);
+create index deliveries_at on deliveries (at);
 
 -- Every taking ever: a message put back by a rollback may be taken again, and a rollback of that rollback has to know both.
 create table message_takes (

@@ -54,6 +54,38 @@ select case
     else '{"missing": true}'::jsonb end
 from waiting w left join chosen c on true
 
+-- name: hook_deliver
+-- What a hook was given goes into one mailbox, once for each id of its sender. What had that id before is answered for, and nothing is done.
+with q as (select $1::jsonb as j),
+had as (select d.digest, d.message, a.id as recipient from q join deliveries d on d.hook = q.j ->> 'hook' and d.id = q.j ->> 'id'
+    join agents a on a.key = d.agent),
+chosen as (select a.key, a.id, a.owner, a.state from q join agents a on a.id = q.j ->> 'to'),
+waiting as (
+    select count(*) as messages from (
+        select from chosen c join messages m on m.recipient = c.key, q
+        where m.taken_step is null and m.voided_at is null limit (select (j ->> 'most')::integer from q)) w
+),
+sent as (
+    insert into messages (recipient, sender, sender_name, is_json, body, untrusted)
+    select c.key, q.j ->> 'sender', q.j ->> 'sender', (q.j ->> 'is_json')::boolean, q.j ->> 'body', true
+    from q join chosen c on c.state not in ('done', 'failed', 'killed') join waiting w on w.messages < (q.j ->> 'most')::integer
+    where not exists (select from had)
+    returning key
+),
+kept as (
+    insert into deliveries (hook, id, digest, agent, message)
+    select q.j ->> 'hook', q.j ->> 'id', decode(q.j ->> 'digest', 'hex'), c.key, s.key from q, chosen c, sent s
+)
+select case
+    when exists (select from had) then jsonb_build_object('had', (select encode(digest, 'hex') from had),
+        'message', (select message from had), 'to', (select recipient from had))
+    when exists (select from sent) then
+        jsonb_build_object('message', (select key from sent), 'to', c.id, 'wake', jsonb_build_array(c.key, c.owner))
+    when c.key is null then '{"missing": true}'::jsonb
+    when c.state in ('done', 'failed', 'killed') then jsonb_build_object('ended', c.id, 'state', c.state)
+    else jsonb_build_object('full', w.messages, 'to', c.id) end
+from waiting w left join chosen c on true
+
 -- name: message_take
 with q as (select $1::jsonb as j),
 oldest as (
@@ -70,8 +102,8 @@ taken as (
 noted as (insert into message_takes (message, step, branch) select key, taken_step, taken_branch from taken)
 select coalesce((select jsonb_build_object('id', key, 'from', sender, 'from_name', sender_name, 'is_json', is_json, 'body', body,
     'sent_at_us', floor(extract(epoch from sent_at) * 1000000)::bigint,
-    -- Whether its sender was tainted: that stands first in the row that sent it.
-    'tainted', exists (select from journal j where j.chain = sender_key and j.step = sender_step and j.phase = 1
+    -- Whether it is from outside, or its sender was tainted: that stands first in the row that sent it.
+    'tainted', untrusted or exists (select from journal j where j.chain = sender_key and j.step = sender_step and j.phase = 1
         and substring(j.body from 1 for 14) = '{"facts":{"tai'::bytea)) from taken), '{"again": true}'::jsonb)
 
 -- name: memory_append

@@ -57,8 +57,10 @@ order by m.key limit %(limit)s
 select to_jsonb(f) - 'agent' as v from artifacts f where f.agent = %(agent)s order by f.name, f.version
 
 -- name: export_messages
--- Who sent them is somebody else's agent: its id and name stay, its place in a journal doesn't.
-select to_jsonb(m) - '{recipient,sender_key,sender_step,sender_branch}'::text[] || jsonb_build_object('takes', coalesce((
+-- Who sent them is somebody else's agent: its id and name stay, its place in a journal doesn't, so whether they taint is said.
+select to_jsonb(m) - '{recipient,sender_key,sender_step,sender_branch}'::text[] || jsonb_build_object(
+    'untrusted', m.untrusted or exists (select from journal j where j.chain = m.sender_key and j.step = m.sender_step and j.phase = 1
+        and substring(j.body from 1 for 14) = '{"facts":{"tai'::bytea), 'takes', coalesce((
     select jsonb_agg(to_jsonb(t) - 'message' order by t.step) from message_takes t where t.message = m.key), '[]')) as v
 from messages m where m.recipient = %(agent)s and m.key > %(after)s order by m.key limit %(limit)s
 
@@ -83,8 +85,10 @@ from jsonb_populate_record(null::memories, %(row)s) r
 
 -- name: import_messages
 with m as (
-    insert into messages (recipient, sender, sender_name, is_json, body, sent_at, taken_step, taken_branch, taken_at, voided_at)
-    select %(agent)s, r.sender, r.sender_name, r.is_json, r.body, r.sent_at, r.taken_step, r.taken_branch, r.taken_at, r.voided_at
+    insert into messages (recipient, sender, sender_name, is_json, body, sent_at, taken_step, taken_branch, taken_at, voided_at,
+        untrusted)
+    select %(agent)s, r.sender, r.sender_name, r.is_json, r.body, r.sent_at, r.taken_step, r.taken_branch, r.taken_at, r.voided_at,
+        coalesce(r.untrusted, false)
     from jsonb_populate_record(null::messages, %(row)s) r
     returning key)
 insert into message_takes (message, step, branch, at)

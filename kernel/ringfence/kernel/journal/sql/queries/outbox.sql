@@ -50,3 +50,6 @@ select w.name, w.events, w.delivered_at, w.failing_since, w.last_error, w.droppe
 from webhooks w left join outbox o on o.webhook = w.name
 where w.name = any (%(names)s)
 group by w.name order by w.name
+
+-- name: forget_deliveries
+delete from deliveries where at < clock_timestamp() - %(age_s)s * interval '1 second'

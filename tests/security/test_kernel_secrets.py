@@ -183,8 +183,7 @@ def parts_of(secret: str) -> list[str]:
     return [secret, secret.upper(), raw.hex(), base64.b64encode(raw).decode()[:-4], quote(secret, safe="")]
 
 
-@pytest.mark.parametrize("pieces", [1, 5])
-def test_what_a_command_prints_gives_no_credential_away(scene: Scene, pieces: int) -> None:
+def test_what_a_command_prints_gives_no_credential_away(scene: Scene) -> None:
     """Its output whole, the artifact of a long one, and what a person is shown of its changes."""
     held = scene.hold(
         allow=['exec.run: "*"', 'artifacts.get: "**"'],
@@ -192,7 +191,7 @@ def test_what_a_command_prints_gives_no_credential_away(scene: Scene, pieces: in
         files={"spell.py": SPELLER},
     )
     for size in (64, 1 << 20):
-        argv = ["python3", "spell.py", TOKEN[::-1], str(pieces), str(size)]
+        argv = ["python3", "spell.py", TOKEN[::-1], "3", str(size)]
         done = held.rf.exec.run(argv)
         assert done.exit_code == 0, done.stderr
         kept = b"" if size == 64 else held.rf.artifacts.get(done.stdout_ref)

@@ -181,6 +181,8 @@ def undoing(me: Reader) -> None:
     me.await_state("invoice-bot-fork", "sleeping", "a message")
     me.shell("ringfence kill invoice-bot-fork")
     assert "20 stay" in me.run("ringfence points prune invoice-bot --keep 20")
+    assert "would go: 0 agents" in me.run("ringfence prune --older-than 30d --dry-run")
+    assert "gone: 0 agents" in me.run("ringfence prune invoice-bot --older-than 30d")
 
 
 def a_crash(me: Reader, target: Target) -> None:

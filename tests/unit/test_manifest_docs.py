@@ -12,7 +12,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "manifest.md").read_text(encoding="
 
 
 def test_both_examples_are_accepted_and_supported() -> None:
-    manifest, conditions, pools, kernel_file, vouches, undo = re.findall(
+    manifest, conditions, pools, kernel_file, kept, vouches, undo = re.findall(
         r"```yaml\n(.*?)```", TEXT, re.DOTALL
     )
     assert parse_manifest(manifest).unsupported() == []
@@ -21,6 +21,9 @@ def test_both_examples_are_accepted_and_supported() -> None:
     assert set(parse_kernel_file(kernel_file).roles) == {"reader", "clerk"}
     head = "apiVersion: ringfence/v1\nkind: Kernel\nspec:\n"
     assert set(parse_kernel_file(head + pools).pools) == {"fleet", "team=billing", "env=prod,team=billing"}
+    retention = parse_kernel_file(head + kept).retention
+    assert retention.of({"team": "finance"}).journal_s == 365 * 86400
+    assert (retention.of({}).journal_s, retention.of({}).journal_steps) == (30 * 86400, 1000)
     mail = parse_kernel_file(f"{head}  resources:\n{vouches}").resources["mail"]
     answer = {
         "messages": [{"folder": "sent", "to": ["ann@a.test"]}, {"folder": "in", "to": ["eve@evil.test"]}],

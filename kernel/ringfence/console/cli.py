@@ -24,6 +24,7 @@ from ringfence.console import (
     commands_move,
     commands_output,
     commands_policy,
+    commands_prune,
     commands_rights,
     commands_schedule,
     commands_secrets,
@@ -64,7 +65,7 @@ _SECTIONS: dict[str, tuple[str, ...]] = {
     ),
     "What they may do": ("budget", "grant", "revoke", "approvals", "policy"),
     "Undo and settle": ("points", "rollback", "fork", "diff", "resolve"),
-    "Evidence": ("audit", "demo"),
+    "Evidence": ("audit", "prune", "demo"),
     "Sandboxes elsewhere": ("sandbox-host", "sandbox-certs"),
     "This command line": ("console", "completion"),
 }
@@ -139,6 +140,7 @@ def build() -> Root:
         commands_undo,
         commands_move,
         commands_audit,
+        commands_prune,
         commands_completion,
     ):
         module.commands.attach(tree)

@@ -96,6 +96,10 @@ class Layout:
         """Artifacts."""
         return self.data / "artifacts"
 
+    def archive(self, declared: str) -> Path:
+        """Parts of journals that left the database: where the kernel file says, or here."""
+        return Path(declared) if declared else self.data / "archive"
+
     @property
     def secrets(self) -> Path:
         """Secrets."""

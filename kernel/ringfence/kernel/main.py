@@ -31,8 +31,8 @@ from ringfence.kernel.journal.types import JournalError, Unavailable
 from ringfence.kernel.journal.writer import Journal
 from ringfence.kernel.leases import Heartbeat
 from ringfence.kernel.leftovers import open_backends, remove_run, short_run_dir
+from ringfence.kernel.operations import pools, pruning
 from ringfence.kernel.operations.kernel import Kernel
-from ringfence.kernel.operations.pools import wake
 from ringfence.kernel.outreach import Outreach
 from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.postgres import EmbeddedPostgres, PostgresError
@@ -339,13 +339,14 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
         asyncio.create_task(heartbeat.run(), name="ringfence heartbeat"),
         asyncio.create_task(kernel.anchor.run(core.journal, core.store), name="ringfence anchor"),
     ]
-    core.pools.upkeep.on_look = functools.partial(wake, kernel)
+    core.pools.upkeep.on_look = functools.partial(pools.wake, kernel)
     tasks.append(asyncio.create_task(core.pools.upkeep.run(), name="ringfence pools"))
     stack.push_async_callback(close)
     await core.mailboxes.open()
     kernel.scheduler.timers.start()
     await takeover.open()
-    tasks.append(asyncio.create_task(kernel.retention.run(kernel.thread), name="ringfence retention"))
+    looks = (kernel.retention.run(kernel.thread), pruning.run(kernel))
+    tasks.extend(asyncio.create_task(look, name="ringfence retention") for look in looks)
     with contextlib.suppress(FileNotFoundError):
         kernel.layout.operator_socket.unlink()
     await door.open(kernel.layout.operator_socket)

@@ -17,6 +17,7 @@ from ringfence.kernel.core import Core
 from ringfence.kernel.demands import demanded
 from ringfence.kernel.environment import AgentEnvironment, SharedState
 from ringfence.kernel.facts import Facts, Taint, earlier_runs, marks_of
+from ringfence.kernel.journal.segments import Archive
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, Damaged, JournalError, StoredRow
 from ringfence.kernel.mounts import resolve
 from ringfence.kernel.nursery import Nurseries
@@ -59,6 +60,7 @@ class Ownership:
     def __post_init__(self) -> None:
         """Make what follows from the other parts."""
         self.core.adopt = self.adopt
+        self.core.store.archive = Archive(lambda: self.layout.archive(self.resources.file.retention.archive))
         self.nurseries = Nurseries(core=self.core, layout=self.layout, resources=lambda: self.resources)
 
     async def adopt(self, record: AgentRecord) -> Thread:

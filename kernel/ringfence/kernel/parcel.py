@@ -29,7 +29,7 @@ from typing import IO, Any, cast
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
-from ringfence.kernel.journal.audit import row_of
+from ringfence.kernel.journal.documents import row_of
 from ringfence.kernel.journal.types import StoredRow
 from ringfence.kernel.journal.verifier import Verifier
 

@@ -60,12 +60,14 @@ class History:
         created: paths and `state KEY`s that the thread made itself and that are its own still.
         rows: rows of databases that it made.
         told: what it was told by those whom the operator trusts.
+        pruned: whether a part of its journal was given up, so that nobody knows all that it read.
     """
 
     reads: dict[tuple[str, str], Known] = field(default_factory=dict[tuple[str, str], Known])
     created: set[str] = field(default_factory=set[str])
     rows: MadeRows = field(default_factory=MadeRows)
     told: Telling = field(default_factory=Telling)
+    pruned: bool = False
     _waiting: list[StoredRow | Row] | None = None
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -98,6 +100,7 @@ class History:
             if self._waiting is None:
                 self._forget()
                 self._waiting = []
+                self.pruned = (await core.store.archived_behind(thread.key))[2] > 0
                 try:
                     async for row in core.store.lineage_outcomes(thread.key, thread.lineage.parts, 0):
                         await self._note(thread, row)
@@ -183,13 +186,15 @@ class History:
 
     # -- what conditions are told ---------------------------------------------------------------------------------
 
-    async def as_facts(self, core: Core, thread: Thread) -> tuple[Read, ...]:
-        """Every read with its age and what is known to have changed.
+    async def as_facts(self, core: Core, thread: Thread) -> tuple[Read, ...] | None:
+        """Every read with its age and what is known to have changed; None: not all of them are known.
 
         Raises:
             Unavailable: the database is away.
         """
         await self.catch_up(core, thread)
+        if self.pruned:
+            return None
         now_us = time.time_ns() // 1000
         found = [
             Read(

@@ -115,6 +115,16 @@ class Plans:
             Problem: no such point or step.
         """
         rows = await self._lineage_rows(thread, 0)
+        cut = await self._cut(thread, to, rows)
+        behind, _, _ = await self._core.store.archived_behind(thread.key)
+        if cut.step < behind:
+            raise conflict(
+                f"the steps of `{thread.id}` before {behind} are archived, and nothing goes back beyond the checkpoint of that step; "
+                f"see: ringfence steps {thread.id}"
+            )
+        return cut
+
+    async def _cut(self, thread: Thread, to: str, rows: Sequence[StoredRow]) -> Cut:
         if to.startswith("p") and to[1:].isascii() and to[1:].isdigit():
             step = int(to[1:])
             row = next((row for row in rows if row.step == step and point_of(row)), None)

@@ -166,7 +166,9 @@ class Webhooks:
     async def _sweep(self) -> None:
         while True:
             try:
-                await self._kernel.core.store.sweep_outbox(list(self._hooks), AGE_S_MAX, WAITING_MAX)
+                said = self._kernel.ownership.resources.file.retention.webhooks_s
+                age = AGE_S_MAX if said is None else said
+                await self._kernel.core.store.sweep_outbox(list(self._hooks), age, WAITING_MAX)
             except JournalError as error:
                 log.warning("the outbox can't be swept now: %s", error)
             await asyncio.sleep(SWEEP_S)

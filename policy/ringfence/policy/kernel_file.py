@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ringfence.policy import approving, engines, outreach, pools, scheduling, sections, when
+from ringfence.policy import approving, engines, keeping, outreach, pools, scheduling, sections, when
 from ringfence.policy import resources as declarations
 from ringfence.policy.approving import People
 from ringfence.policy.conditions import Condition, Environment
 from ringfence.policy.coverage import never_matching
 from ringfence.policy.engines import DockerSpec, RemoteSpec
+from ringfence.policy.keeping import RetentionPolicy
 from ringfence.policy.manifest_types import Budgets, Manifest, SandboxSpec
 from ringfence.policy.outreach import CallbackDecl, WebhookDecl
 from ringfence.policy.pools import Pool
@@ -46,6 +47,7 @@ KEYS: Final = {
         "budgets",
         "webhooks",
         "callback",
+        "retention",
     ),
     "ceilings": ("deny", "ask", "when", "budgets", "approvals"),
     "ceilings.approvals": approving.KEYS,
@@ -58,6 +60,7 @@ KEYS: Final = {
     "pool": pools.KEYS,
     **when.KEYS,
     **outreach.KEYS,
+    **keeping.KEYS,
     **declarations.KEYS,
 }
 """All keys of the kernel file, by the mapping they stand in."""
@@ -108,6 +111,7 @@ class KernelFile:
         webhooks: who is told of what happens, by name.
         callback: where people's own systems decide approvals; None: nowhere.
         scheduler: how many agents live at once.
+        retention: what is kept, and how long.
     """
 
     resources: Mapping[str, ResourceDecl] = field(default_factory=dict[str, ResourceDecl])
@@ -122,6 +126,7 @@ class KernelFile:
     webhooks: Mapping[str, WebhookDecl] = field(default_factory=dict[str, WebhookDecl])
     callback: CallbackDecl | None = None
     scheduler: SlotLimits = field(default_factory=SlotLimits)
+    retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     later: tuple[Problem, ...] = ()
 
     def unsupported(self) -> list[Problem]:
@@ -168,6 +173,9 @@ def parse_kernel_file(text: str, source: str = "ringfence.yaml") -> KernelFile:
         scheduler=scheduling.read_scheduler(reader, nodes["scheduler"])
         if "scheduler" in nodes
         else SlotLimits(),
+        retention=keeping.read_retention(reader, nodes["retention"])
+        if "retention" in nodes
+        else RetentionPolicy(),
         later=tuple(sorted(reader.later)),
     )
     reader.finish()

@@ -17,7 +17,6 @@ from ringfence.policy import (
     pools,
     resources,
     schedule,
-    scheduling,
     schema_outreach,
     sections,
     undoing,
@@ -26,6 +25,7 @@ from ringfence.policy import (
 from ringfence.policy.conditions import DAYS
 from ringfence.policy.hearsay import SOURCES, VOUCHER
 from ringfence.policy.reader import API_VERSION
+from ringfence.policy.schema_keeping import retention_schema, scheduler_schema
 from ringfence.policy.schema_terms import CLOCK as _CLOCK
 from ringfence.policy.schema_terms import COUNT as _COUNT
 from ringfence.policy.schema_terms import DRAFT as _DRAFT
@@ -50,19 +50,6 @@ _PEOPLE: Final[dict[str, Schema]] = {
     "for": {**_RULES, "minItems": 1},
     "not_submitter": {"type": "boolean"},
 }
-
-
-def _scheduler() -> Schema:
-    number: Schema = {"type": "integer", "minimum": 1}
-    labels: Schema = {
-        "type": "object",
-        "propertyNames": {"pattern": "^[^=]+=[^=]+$"},
-        "additionalProperties": number,
-    }
-    return _object(
-        scheduling.KEYS,
-        {"agents": number, "memory": _SIZE, "starts": number, "labels": labels, "share_by": _TEXT},
-    )
 
 
 def _sandbox(keys: Sequence[str] = sections.KEYS["sandbox"], **more: Schema) -> Schema:
@@ -368,7 +355,8 @@ def kernel_schema() -> Schema:
             "budgets": _pools(),
             "webhooks": {"type": "object", "additionalProperties": schema_outreach.webhook()},
             "callback": schema_outreach.callback(),
-            "scheduler": _scheduler(),
+            "scheduler": scheduler_schema(),
+            "retention": retention_schema(),
         },
     )
     return _file("Kernel", kernel_file.KEYS[""], {"spec": spec}, ("spec",))

@@ -592,6 +592,38 @@ class PointsRequest(_message.Message):
 Global___PointsRequest: _TypeAlias = PointsRequest  # noqa: Y015
 
 @_typing.final
+class PruneRequest(_message.Message):
+    """Archives old steps, and lets go what nobody keeps."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AGENT_FIELD_NUMBER: _builtins.int
+    OLDER_THAN_MS_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    agent: _builtins.str
+    """Id or name; empty: all agents."""
+    older_than_ms: _builtins.int
+    """In place of the `keep` of journals, messages and logs, in milliseconds."""
+    dry_run: _builtins.bool
+    """Only say what would go."""
+    def __init__(
+        self,
+        *,
+        agent: _builtins.str = ...,
+        older_than_ms: _builtins.int | None = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_older_than_ms", b"_older_than_ms", "older_than_ms", b"older_than_ms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_older_than_ms", b"_older_than_ms", "agent", b"agent", "dry_run", b"dry_run", "older_than_ms", b"older_than_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__older_than_ms: _TypeAlias = _typing.Literal["older_than_ms"]  # noqa: Y015
+    _WhichOneofArgType__older_than_ms: _TypeAlias = _typing.Literal["_older_than_ms", b"_older_than_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__older_than_ms) -> _WhichOneofReturnType__older_than_ms | None: ...
+
+Global___PruneRequest: _TypeAlias = PruneRequest  # noqa: Y015
+
+@_typing.final
 class PrunePointsRequest(_message.Message):
     """Removes an agent's oldest rollback points; those that remain are enough for each other."""
 

@@ -321,6 +321,8 @@ async def test_an_exported_file_verifies_without_a_database(evidence, world, ent
         "anchors": 2,
         "first_bad": None,
         "partial": 0,
+        "archived": 0,
+        "pruned": 0,
     }
     one = await save(tmp_path / "one.jsonl", export(world.store, evidence.agents[1].key))
     assert verify_file(one)["rows"] == 10

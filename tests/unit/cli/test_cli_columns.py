@@ -108,6 +108,26 @@ EVENT = {"time": AT, "kind": "event", "action": "operator.submit_refused", "reso
 AFFECTED = {"step": 123456, "action": "checkpoint.save", "resource": LONG, "fate": "under way"}
 WALL = {"name": "read-only image", "ok": False, "detail": "d" * 90}
 
+PRUNED = {
+    "dry_run": True,
+    "agents": [
+        {
+            "agent": "invoice-bot-4kq2m",
+            "behind_step": 123456,
+            "archived_rows": 123456,
+            "kept_rows": 12345,
+            "files": ["invoice-bot-4kq2m/000000000001-000000001000.jsonl.zst"],
+            "archive_bytes": 123456789,
+            "pruned_files": 123,
+            "freed_bytes": 123456789,
+        }
+    ],
+    "removed": [],
+    "messages": 12,
+    "logs_bytes": 0,
+    "skipped": [],
+}
+
 CASES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "ps": (("ps",), {"List": {"agents": [AGENT]}}),
     "top": (("top", "--once", "--interval", "100ms"), {"List": {"agents": [AGENT]}}),
@@ -129,6 +149,7 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         },
     ),
     "schedule": (("schedule", "ls"), {"ScheduleList": {"schedules": [SCHEDULE]}}),
+    "prune": (("prune", "--dry-run"), {"Prune": PRUNED}),
     "audit": (("audit",), {"Audit": lambda _: [RECORD, EVENT]}),
     "budget": (
         ("budget", "bot"),
@@ -181,6 +202,7 @@ def test_every_command_with_a_table_is_looked_at() -> None:
         "budget",
         "move",
         "output",
+        "prune",
         "rights",
         "schedule",
         "top",

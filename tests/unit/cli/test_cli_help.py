@@ -64,6 +64,7 @@ CONTRACT = [
     "approvals deny",
     "approvals end",
     "image build",
+    "prune",
     "policy lint",
     "policy show",
     "policy can-i",

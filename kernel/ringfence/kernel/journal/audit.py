@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringfence.kernel.journal.anchor import Anchor, AnchorError, read_anchors
-from ringfence.kernel.journal.types import JournalError, Phase, StoredRow
+from ringfence.kernel.journal.documents import NotARecord, document_of, row_of
+from ringfence.kernel.journal.gaps import Gap
+from ringfence.kernel.journal.segments import ArchiveError, opened
+from ringfence.kernel.journal.types import JournalError
 from ringfence.kernel.journal.verifier import Bad, Verifier
 
 if TYPE_CHECKING:
@@ -19,11 +22,6 @@ if TYPE_CHECKING:
     from ringfence.kernel.journal.writer import Journal
 
 LINE_BYTES_MAX = 64 << 20
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_NUMBERS = ("chain", "pos", "step", "branch", "lane_step", "started_us", "duration_us")
-_TEXTS = ("lane", "action", "resource", "effect", "verdict", "outcome", "effect_id")
-# Where a part of a chain begins: the hash of the record before, and why it is only a part.
-_PART_KEYS = frozenset({"previous", "since"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +35,8 @@ class AuditReport:
         anchors: signed lines looked at.
         first_bad: the first record that doesn't fit, or None.
         partial: chains of which only a later part was there to check.
+        archived: records of these that were read from files of the archive.
+        pruned: records that were given up on purpose, which the chains say.
     """
 
     ok: bool
@@ -45,6 +45,8 @@ class AuditReport:
     anchors: int
     first_bad: Bad | None
     partial: int = 0
+    archived: int = 0
+    pruned: int = 0
 
 
 async def verify_store(store: Store, anchor: Anchor, journal: Journal | None = None) -> AuditReport:
@@ -88,12 +90,15 @@ async def verify(
         verifier.expect(chain, pos, digest)
     anchors = _expect_anchors(verifier, anchor_path, public_key, tail)
     if verifier.first_bad is None:
-        async for row in store.audit():
-            verifier.feed(row)
-            if verifier.first_bad is not None:
-                break
-        else:
-            verifier.finish()
+        try:
+            async for item in store.evidence(check=True):
+                verifier.pass_by(item) if isinstance(item, Gap) else verifier.feed(item)
+                if verifier.first_bad is not None:
+                    break
+            else:
+                verifier.finish()
+        except ArchiveError as error:
+            verifier.fail(error.chain, error.pos, str(error))
     return _report(verifier, anchors)
 
 
@@ -120,6 +125,11 @@ def verify_file(
     last: int | None = None
     try:
         for document in _documents(path, verifier):
+            if document.get("kind") == "gap":
+                gap = _gap_of(document)
+                last = gap.chain
+                verifier.pass_by(gap)
+                continue
             row = row_of(document)
             if row.chain != last and "since" in document:
                 partial += 1
@@ -131,7 +141,7 @@ def verify_file(
                 break
         else:
             verifier.finish()
-    except _NotARecord as error:
+    except NotARecord as error:
         verifier.fail(error.chain, error.pos, str(error))
     return asdict(_report(verifier, anchors, partial))
 
@@ -152,7 +162,11 @@ async def export(
     """
     moment = moment_of(since)
     last: int | None = None
-    async for row in store.audit(chain, moment):
+    async for row in store.evidence(chain, moment):
+        if isinstance(row, Gap):
+            last = row.chain
+            yield row.document()
+            continue
         document = document_of(row)
         if moment is not None and row.chain != last:
             document["since"] = moment.isoformat()
@@ -178,62 +192,13 @@ def moment_of(since: datetime | str | None) -> datetime | None:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
-def document_of(row: StoredRow) -> dict[str, Any]:
-    """Show a row as a document that loses nothing: `row_of` makes the same row from it."""
-    document: dict[str, Any] = {
-        "time": _time_of(row.started_us),
-        "chain": row.chain,
-        "pos": row.pos,
-        "kind": row.phase.name.lower(),
-        "step": row.step,
-        "branch": row.branch,
-        "lane": row.lane,
-        "lane_step": row.lane_step,
-        "action": row.action,
-        "resource": row.resource,
-        "effect": row.effect,
-        "verdict": row.verdict,
-        "outcome": row.outcome,
-        "digest": row.digest.hex(),
-        "effect_id": row.effect_id,
-        "started_us": row.started_us,
-        "duration_us": row.duration_us,
-    }
+def _gap_of(document: dict[str, Any]) -> Gap:
     try:
-        document["body"] = row.body.decode()
-    except UnicodeDecodeError:
-        document["body_hex"] = row.body.hex()
-    document["hash"] = row.hash.hex()
-    return document
-
-
-def row_of(document: Mapping[str, Any]) -> StoredRow:
-    """Read a row back from its document.
-
-    Raises:
-        ValueError: it is no document of a row, or what it shows beside the row contradicts it.
-    """
-    chain, pos = document.get("chain"), document.get("pos")
-    place = (chain if isinstance(chain, int) else 0, pos if isinstance(pos, int) else 0)
-    try:
-        body = document["body"].encode() if "body" in document else bytes.fromhex(document["body_hex"])
-        row = StoredRow(
-            **{name: document[name] for name in (*_NUMBERS, *_TEXTS)},
-            phase=Phase[str(document["kind"]).upper()],
-            digest=bytes.fromhex(document["digest"]),
-            body=body,
-            hash=bytes.fromhex(document["hash"]),
-        )
-        # Also catches a number that is a text, and a time that is not the row's.
-        same = document_of(row) == {key: document[key] for key in document if key not in _PART_KEYS}
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise _NotARecord("it is no audit record", place) from error
-    typed = all(type(document[name]) is int for name in _NUMBERS) and all(
-        type(document[name]) is str for name in _TEXTS
-    )
-    if not (same and typed):
-        raise _NotARecord("its parts contradict each other: it was changed", place)
-    return row
+        return Gap.of(document)
+    except NotARecord:
+        raise
+    except ValueError as error:
+        raise NotARecord(str(error), (0, 0)) from error
 
 
 def _hex(text: object) -> bytes:
@@ -243,22 +208,8 @@ def _hex(text: object) -> bytes:
         return b""
 
 
-class _NotARecord(ValueError):
-    def __init__(self, why: str, place: tuple[int, int]) -> None:
-        super().__init__(why)
-        self.chain, self.pos = place
-
-
-def _time_of(micros: int) -> str:
-    try:
-        moment = _EPOCH + timedelta(microseconds=micros)
-    except OverflowError:
-        return ""
-    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
 def _documents(path: Path, verifier: Verifier) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
+    with opened(path) as file:
         nr = 0
         while text := file.readline(LINE_BYTES_MAX):
             nr += 1
@@ -299,4 +250,6 @@ def _report(verifier: Verifier, anchors: int, partial: int = 0) -> AuditReport:
         anchors=anchors,
         first_bad=verifier.first_bad,
         partial=partial,
+        archived=verifier.archived,
+        pruned=verifier.pruned,
     )

@@ -10,14 +10,13 @@ from ringfence.kernel.journal.store_approvals import ApprovalStore
 from ringfence.kernel.journal.store_atoms import AtomStore
 from ringfence.kernel.journal.store_budgets import BudgetStore
 from ringfence.kernel.journal.store_grants import GrantStore
-from ringfence.kernel.journal.store_journal import JournalStore
 from ringfence.kernel.journal.store_kernels import KernelStore
 from ringfence.kernel.journal.store_kin import KinStore
 from ringfence.kernel.journal.store_move import MoveStore
 from ringfence.kernel.journal.store_outbox import OutboxStore
 from ringfence.kernel.journal.store_pools import PoolStore
-from ringfence.kernel.journal.store_replay import ReplayStore
 from ringfence.kernel.journal.store_schedules import ScheduleStore
+from ringfence.kernel.journal.store_segments import SegmentStore
 
 
 class Store(
@@ -27,8 +26,7 @@ class Store(
     ApprovalStore,
     BudgetStore,
     PoolStore,
-    JournalStore,
-    ReplayStore,
+    SegmentStore,
     AtomStore,
     ScheduleStore,
     MoveStore,

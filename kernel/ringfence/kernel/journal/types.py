@@ -102,11 +102,7 @@ class Damaged(JournalError):
 
 
 class Ambiguous(JournalError):
-    """Several agents have this name.
-
-    Attributes:
-        ids: their ids, newest first.
-    """
+    """Several agents have this name: `ids`, newest first."""
 
     def __init__(self, name: str, ids: list[str]) -> None:
         super().__init__(f"several agents are named `{name}`; use an id: {', '.join(ids)}")
@@ -166,7 +162,7 @@ class Entry(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRow:
-    """One journal row as it is stored."""
+    """One journal row as it is stored; `archived`: it was read from a file, and is the same row."""
 
     chain: int
     pos: int
@@ -186,6 +182,7 @@ class StoredRow:
     duration_us: int
     body: bytes
     hash: bytes
+    archived: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

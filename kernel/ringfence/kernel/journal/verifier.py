@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict, cast
 
 from ringfence.kernel.journal.chain import HASH_BYTES, genesis, link, stored_image
+from ringfence.kernel.journal.gaps import Gap, Vouched, vouched
 from ringfence.kernel.journal.types import StoredRow
 
 HEADS_ACTION = "audit.heads"
@@ -46,19 +47,24 @@ class Verifier:
     Attributes:
         rows: rows that fitted.
         chains: chains begun.
+        archived: those of them that were read from files.
+        pruned: rows that were given up, which the chain says.
         first_bad: what doesn't fit; nothing is checked after it.
     """
 
     def __init__(self) -> None:
         self.rows = 0
         self.chains = 0
+        self.archived = 0
+        self.pruned = 0
         self.first_bad: Bad | None = None
         self._marks: dict[int, _Marks] = {}
         self._chain: int | None = None
-        self._pos = 0
-        self._hash = b""
+        self._pos: int = 0
+        self._hash: bytes = b""
         self._due: dict[int, bytes] = {}
         self._part = False
+        self._owed: set[Vouched] = set()
 
     def expect(self, chain: int, pos: int, digest: bytes) -> None:
         """Demand that a chain has a record at `pos` with this hash. Position 0 begins every chain."""
@@ -110,8 +116,43 @@ class Verifier:
             return
         self._pos, self._hash = row.pos, digest
         self.rows += 1
+        self.archived += row.archived
+        if self._owed:
+            self._owed.discard(vouched(row) or (0, 0, "", "", ""))
         if row.chain < 0 and row.action == HEADS_ACTION:
             self._expect_heads(row)
+
+    def pass_by(self, gap: Gap) -> None:
+        """Go over a part that was given up: a later event of the chain has to say that it was.
+
+        Heads that were signed within it can't be checked any more.
+        """
+        if self.first_bad is not None:
+            return
+        if gap.chain != self._chain:
+            self._begin(gap.chain)
+        misfit = gap.misfit()
+        if self.first_bad is not None:
+            return
+        if gap.first != self._pos + 1 or gap.before != self._hash or gap.last < gap.first:
+            self.fail(gap.chain, self._pos + 1, "the record is missing, or a gap doesn't fit where it stands")
+            return
+        if misfit is not None:
+            self.fail(gap.chain, *misfit)
+            return
+        for row in gap.rows:
+            if self._due.get(row.pos, row.hash) != row.hash:
+                self.fail(gap.chain, row.pos, "the record is not the one that was signed")
+                return
+            self._owed.discard(vouched(row) or (0, 0, "", "", ""))
+        if self._due.pop(gap.last, gap.hash) != gap.hash:
+            self.fail(gap.chain, gap.last, "the gap does not end as it was signed: the chain was rewritten")
+            return
+        self._due = {pos: digest for pos, digest in self._due.items() if pos > gap.last}
+        self._owed.add(gap.vouched_by)
+        self._pos, self._hash = gap.last, gap.hash
+        self.rows += len(gap.rows)
+        self.pruned += gap.last - gap.first + 1 - len(gap.rows)
 
     def finish(self) -> None:
         """Say that no rows follow."""
@@ -146,6 +187,10 @@ class Verifier:
     def _end(self) -> None:
         if self._chain is not None and self._due and self.first_bad is None:
             self.fail(self._chain, self._pos + 1, "the record is missing, though a later head was signed")
+        if self._chain is not None and self._owed:
+            first = min(self._owed)[0]
+            self.fail(self._chain, first, "the record is missing, and nothing says that it was given up")
+        self._owed = set()
 
     def _expect_heads(self, row: StoredRow) -> None:
         try:

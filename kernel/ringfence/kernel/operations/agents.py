@@ -214,6 +214,7 @@ def step_document(intent: StoredRow | None, outcome: StoredRow | None, attempts:
         "attempts": attempts,
         "reserved": None if outcome is not None else body.get("reserved"),
         "used": body.get("used"),
+        "archived": row.archived,
     }
 
 

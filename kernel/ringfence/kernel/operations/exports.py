@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ringfence.kernel.config import VERSION
-from ringfence.kernel.journal.audit import document_of
 from ringfence.kernel.journal.blobs import BlobError, Blobs
+from ringfence.kernel.journal.documents import document_of
 from ringfence.kernel.journal.store_move import TABLES, branch_document, grant_document
 from ringfence.kernel.journal.types import StoredRow
 from ringfence.kernel.operations.kernel import Kernel
@@ -36,7 +36,7 @@ async def export(kernel: Kernel, name: str, operator: str) -> AsyncIterator[byte
     Raises:
         Problem: no such agent, it was spawned, a call does not finish, or something of it is damaged.
     """
-    thread = await kernel.thread(name)
+    thread = await kernel.with_whole_past(name)
     await refuse_children(kernel, thread, "exported")
     await kernel.rollback.finish_interrupted(thread)
     home = kernel.layout.data / "agents"

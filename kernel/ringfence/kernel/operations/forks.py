@@ -69,7 +69,7 @@ async def fork(
         raise bad_usage(
             f"`{new_name}` is no name for an agent; use up to 63 letters, digits, `.`, `-` and `_`"
         )
-    source = await kernel.thread(name)
+    source = await kernel.with_whole_past(name)
     await refuse_children(kernel, source, "forked")
     await kernel.rollback.finish_interrupted(source)
     async with held_still(source):

@@ -370,5 +370,7 @@ async def audit_verify(kernel: Kernel) -> dict[str, Any]:
         "rows": report.rows,
         "chains": report.chains,
         "anchors": report.anchors,
+        "archived": report.archived,
+        "pruned": report.pruned,
         "first_bad": None if report.first_bad is None else dict(report.first_bad),
     }

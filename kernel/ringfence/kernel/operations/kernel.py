@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from ringfence.kernel.compaction import Compaction
 from ringfence.kernel.config import Layout, Settings
 from ringfence.kernel.core import Core
 from ringfence.kernel.journal.anchor import Anchor
 from ringfence.kernel.journal.types import AgentRecord, Ambiguous
 from ringfence.kernel.ownership import Ownership
-from ringfence.kernel.problems import Problem, files_gone, no_such_agent, not_here, was_removed
+from ringfence.kernel.problems import Problem, conflict, files_gone, no_such_agent, not_here, was_removed
 from ringfence.kernel.processes import Processes
 from ringfence.kernel.retention import Retention
 from ringfence.kernel.rollback import Rollback
@@ -57,12 +58,17 @@ class Kernel:
     anchor: Anchor
     database_version: str
     embed: Callable[[], Awaitable[Mapping[str, str]]]
+    compaction: Compaction = field(init=False)
     embedded_dsn: str | None = None
     listen: str = ""
     stop: Callable[[float], None] = lambda _drain_s: None
     probed: dict[str, Sequence[Wall]] = field(default_factory=dict[str, "Sequence[Wall]"])
     telemetry: Telemetry = field(default_factory=Telemetry)
     outreach: WaysOut | None = None
+
+    def __post_init__(self) -> None:
+        """Make what follows from the other parts."""
+        self.compaction = Compaction(self.core)
 
     def person_of(self, account: str) -> str:
         """Who works with an operators' account, as the kernel file declares people; the account itself where it says nothing."""
@@ -130,6 +136,19 @@ class Kernel:
         thread = await self.thread(name)
         if await asyncio.to_thread(thread.environment.workspace.tree.gone):
             raise files_gone(thread.id, self.layout.agent(thread.id))
+        return thread
+
+    async def with_whole_past(self, name: str) -> Thread:
+        """The live side of an agent whose journal is to be copied.
+
+        Raises:
+            Problem: as for `thread`, or a part of its journal was given up.
+        """
+        thread = await self.thread(name)
+        _, _, pruned = await self.core.store.archived_behind(thread.key)
+        if pruned:
+            text = f"archived steps of `{thread.id}` up to {pruned} were pruned, so that its past can't be copied whole"
+            raise conflict(text)
         return thread
 
     async def had_files_here(self, record: AgentRecord) -> bool:

@@ -29,6 +29,7 @@ from ringfence.kernel.operations import (
     learning,
     messages,
     pools,
+    pruning,
     removal,
     rights,
     schedules,
@@ -89,6 +90,13 @@ UNARY: dict[str, Unary] = {
         r.agent,
         keep=r.keep if r.HasField("keep") else None,
         older_than_ms=r.older_than_ms if r.HasField("older_than_ms") else None,
+        operator=o,
+    ),
+    "Prune": lambda k, r, o: pruning.prune(
+        k,
+        r.agent,
+        older_than_ms=r.older_than_ms if r.HasField("older_than_ms") else None,
+        dry=r.dry_run,
         operator=o,
     ),
     "Rollback": lambda k, r, o: history.rollback(

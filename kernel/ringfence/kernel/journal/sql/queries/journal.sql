@@ -37,24 +37,34 @@ order by step, pos desc
 
 -- name: counts
 -- What was decided as allowed is spent, whatever became of it, except what a later check refused before it ran.
--- Totals are those of one run: of steps after the last one before it.
-select coalesce(max(s.step), 0)::bigint as max_step,
-    count(*) filter (where s.step > 0)::bigint as steps,
-    count(*) filter (where s.spent and s.step > %(after)s)::bigint as calls,
-    count(*) filter (where s.spent and s.destroy and s.step > %(after)s)::bigint as destructive,
-    count(*) filter (where s.spent and s.external)::bigint as external,
-    count(*) filter (where s.denied)::bigint as denied,
-    count(*) filter (where s.open)::bigint as unfinished
+-- Totals are those of one run: of steps after the last one before it. Steps that left the journal are carried.
+select greatest(l.max_step, c.max_step) as max_step, l.steps + c.steps as steps, l.calls + c.calls as calls,
+    l.destructive + c.destructive as destructive, l.external + c.external as external, l.denied + c.denied as denied,
+    l.unfinished
 from (
-    select step,
-        bool_or(verdict in ('allow', 'ask') and outcome <> 'parked')
-            and not bool_or(phase = 1 and outcome in ('denied', 'refused')) as spent,
-        bool_or(effect = 'DESTROY') as destroy,
-        bool_or(effect = 'EXTERNAL') as external,
-        bool_or(verdict = 'deny' or outcome = 'denied') as denied,
-        not bool_or(phase = 1 and outcome <> 'parked') as open
-    from journal where chain = %(chain)s and phase in (0, 1) and step > 0
-    group by step) s
+    select coalesce(max(s.step), 0)::bigint as max_step,
+        count(*) filter (where s.step > 0)::bigint as steps,
+        count(*) filter (where s.spent and s.step > %(after)s)::bigint as calls,
+        count(*) filter (where s.spent and s.destroy and s.step > %(after)s)::bigint as destructive,
+        count(*) filter (where s.spent and s.external)::bigint as external,
+        count(*) filter (where s.denied)::bigint as denied,
+        count(*) filter (where s.open)::bigint as unfinished
+    from (
+        select step,
+            bool_or(verdict in ('allow', 'ask') and outcome <> 'parked')
+                and not bool_or(phase = 1 and outcome in ('denied', 'refused')) as spent,
+            bool_or(effect = 'DESTROY') as destroy,
+            bool_or(effect = 'EXTERNAL') as external,
+            bool_or(verdict = 'deny' or outcome = 'denied') as denied,
+            not bool_or(phase = 1 and outcome <> 'parked') as open
+        from journal where chain = %(chain)s and phase in (0, 1) and step > 0
+        group by step) s) l
+cross join (
+    select coalesce(max(last_step), 0) as max_step, coalesce(sum(steps), 0)::bigint as steps,
+        coalesce(sum(calls) filter (where run >= %(after)s), 0)::bigint as calls,
+        coalesce(sum(destructive) filter (where run >= %(after)s), 0)::bigint as destructive,
+        coalesce(sum(external), 0)::bigint as external, coalesce(sum(denied), 0)::bigint as denied
+    from carried where chain = %(chain)s) c
 
 -- name: effect_ids
 -- Pages of steps: a step's last row says what became of it.
@@ -99,19 +109,25 @@ values (%(kernel)s, %(pos)s, %(hash)s, %(heads_digest)s, %(signature)s) on confl
 
 -- name: amounts
 -- What calls used of amounts, and what those without an outcome still hold. Where bytes are not counted only calls of models do.
-select coalesce(sum((a.amounts ->> 'tokens')::float8) filter (where a.phase = 1), 0)::float8 as tokens,
-    coalesce(sum((a.amounts ->> 'usd')::float8) filter (where a.phase = 1), 0)::float8 as usd,
-    coalesce(sum((a.amounts ->> 'bytes')::float8) filter (where a.phase = 1), 0)::float8 as bytes,
-    coalesce(sum((a.amounts ->> 'bytes')::float8) filter (where a.phase = 0), 0)::float8 as held_bytes,
-    coalesce(sum((a.amounts ->> 'tokens')::float8) filter (where a.phase = 0), 0)::float8 as held_tokens,
-    coalesce(sum((a.amounts ->> 'usd')::float8) filter (where a.phase = 0), 0)::float8 as held_usd
+-- Steps that left the journal are carried.
+select l.tokens + c.tokens as tokens, l.usd + c.usd as usd, l.bytes + c.bytes as bytes, l.held_tokens, l.held_usd, l.held_bytes
 from (
-    select distinct on (step) step, phase,
-        case when substring(body for 6) in ('{"rese', '{"used', '{"fact') then body_amounts(body) end as amounts
-    from journal
-    where chain = %(chain)s and phase in (0, 1) and step > %(after)s
-        and (%(every)s or starts_with(action, 'llm.')) and outcome <> 'parked'
-    order by step, phase desc, pos desc) a
+    select coalesce(sum((a.amounts ->> 'tokens')::float8) filter (where a.phase = 1), 0)::float8 as tokens,
+        coalesce(sum((a.amounts ->> 'usd')::float8) filter (where a.phase = 1), 0)::float8 as usd,
+        coalesce(sum((a.amounts ->> 'bytes')::float8) filter (where a.phase = 1), 0)::float8 as bytes,
+        coalesce(sum((a.amounts ->> 'bytes')::float8) filter (where a.phase = 0), 0)::float8 as held_bytes,
+        coalesce(sum((a.amounts ->> 'tokens')::float8) filter (where a.phase = 0), 0)::float8 as held_tokens,
+        coalesce(sum((a.amounts ->> 'usd')::float8) filter (where a.phase = 0), 0)::float8 as held_usd
+    from (
+        select distinct on (step) step, phase,
+            case when substring(body for 6) in ('{"rese', '{"used', '{"fact') then body_amounts(body) end as amounts
+        from journal
+        where chain = %(chain)s and phase in (0, 1) and step > %(after)s
+            and (%(every)s or starts_with(action, 'llm.')) and outcome <> 'parked'
+        order by step, phase desc, pos desc) a) l
+cross join (
+    select coalesce(sum(tokens), 0) as tokens, coalesce(sum(usd), 0) as usd, coalesce(sum(bytes), 0) as bytes
+    from carried where chain = %(chain)s and run >= %(after)s) c
 
 -- name: last_event
 -- Events have no step of their own, so they are found by the index of steps.

@@ -30,6 +30,7 @@ MEASUREMENTS = {
     "library": "importing the agent library, and its part of a call",
     "resume": "from kill -9 of the kernel to all agents running again",
     "steps": "durable steps of one agent, and the bytes they leave, beside DBOS and LangGraph",
+    "fleets": "many agents killed in flight and resumed, asleep, and woken together, beside DBOS",
     "points": "a rollback point and a command at growing workspaces",
     "telemetry": "calls with OpenTelemetry off, and on at several samplings",
     "revoke": "from revoke to the first refusal, with two kernels on one database",

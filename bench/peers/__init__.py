@@ -72,16 +72,21 @@ class Peer:
                 return json.loads(line)
         raise BenchError(f"a peer ended: {last_line(self._log)}")
 
-    def tell(self) -> None:
+    def tell(self, what: str = "go") -> None:
         """Let it go on."""
         assert self.process.stdin is not None
-        self.process.stdin.write("go\n")
+        self.process.stdin.write(f"{what}\n")
         self.process.stdin.flush()
 
     def kill(self) -> None:
         """SIGKILL."""
         self.process.kill()
         self.process.wait()
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self.process.pid
 
     def close(self) -> None:
         """Let it end; it has no work of its own left."""

@@ -57,19 +57,20 @@ async def work_async(number: int) -> dict[str, Any]:
 
 
 @DBOS.workflow()
-async def worker(behind: int, every_s: float) -> None:
-    """Some steps at once, then one from time to time, for ever."""
-    number = 0
-    while True:
+async def worker(behind: int, gate: float) -> None:
+    """Some steps at once, one after a moment that the measurement chose, then nothing."""
+    for number in range(behind):
         await work_async(number)
-        number += 1
-        if number >= behind:
-            await asyncio.sleep(every_s)
+    while time.time() < gate:
+        await asyncio.sleep(0.5)
+    await work_async(behind)
+    await asyncio.sleep(3600)
 
 
 @DBOS.workflow()
-async def sleeper(until: float) -> None:
-    """A step, a durable sleep, a step."""
+async def sleeper(group: str, until: float) -> None:
+    """A step, a durable sleep, a step; the group is a part of its id."""
+    del group
     await work_async(0)
     await DBOS.sleep_async(max(0.0, until - time.time()))
     await work_async(1)
@@ -78,7 +79,7 @@ async def sleeper(until: float) -> None:
 async def started(which: Any, count: int, *values: Any) -> None:
     """Start many workflows of one kind."""
     for number in range(count):
-        with SetWorkflowID(f"w{number}-{values[0]}"):
+        with SetWorkflowID(f"{which.__name__}-{values[0]}-{number}"):
             await DBOS.start_workflow_async(which, *values)
 
 
@@ -89,7 +90,7 @@ def main() -> None:
     parser.add_argument("--dsn", required=True)
     parser.add_argument("--behind", type=int, default=0)
     parser.add_argument("--count", type=int, default=1)
-    parser.add_argument("--until", type=float, default=0.0)
+    parser.add_argument("--gate", type=float, default=0.0)
     options = parser.parse_args()
     logging.disable(logging.INFO)
     DBOS(config={"name": "bench", "system_database_url": options.dsn, "run_admin_server": False})
@@ -97,13 +98,24 @@ def main() -> None:
     if options.mode == "steps":
         steps(options.behind, options.count)
     elif options.mode == "workers":
-        asyncio.run(forever(started(worker, options.count, options.behind, 5.0)))
+        asyncio.run(forever(started(worker, options.count, options.behind, options.gate)))
     elif options.mode == "sleepers":
-        asyncio.run(forever(started(sleeper, options.count, options.until)))
+        asyncio.run(sleepers(options.count))
     else:
         say(ready=True)
     sys.stdin.readline()
     DBOS.destroy()
+
+
+async def sleepers(count: int) -> None:
+    """Start many that sleep for long; then, as often as told, more that wake together: a line names how many and when."""
+    await started(sleeper, count, "long", time.time() + 36_000)
+    say(ready=True)
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        more, until = line.split()
+        await started(sleeper, int(more), f"till-{until}", float(until))
+        say(ready=True)
 
 
 async def forever(first: Any) -> None:

@@ -59,6 +59,7 @@ class Doors:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
+        self._real = kernel.processes
         self._descriptors = Descriptors()
         self.targets: list[dict[str, str]] = []
 
@@ -73,7 +74,7 @@ class Doors:
         self.targets.append({"socket": socket, "token": token, "chain": str(thread.key)})
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernel.processes, name)
+        return getattr(self._real, name)
 
 
 async def _never(_thread: Thread, why: str) -> None:

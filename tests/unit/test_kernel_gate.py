@@ -7,26 +7,62 @@ import contextlib
 import logging
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ringfence.kernel.config import ARGUMENT_BYTES_IN_FLIGHT_MAX, CALLS_IN_FLIGHT_MAX
 from ringfence.kernel.descriptors import CONNECTIONS_MAX, CONNECTIONS_MIN, OWN, Descriptors, NoDescriptors
 from ringfence.kernel.server.gate import Complaints, Gate, Hold
 
 
 @pytest.mark.parametrize("limit", [256, 1024, 4096, 20_000, 524_288])
-def test_shares_leave_a_quarter_whatever_comes(limit: int) -> None:
-    descriptors = Descriptors(limit)
-    taken: list[int] = []
+def test_agents_leave_a_quarter_of_the_descriptors_whatever_comes(limit: int) -> None:
+    descriptors, agents = Descriptors(limit), 0
     with contextlib.suppress(NoDescriptors):
         while True:
-            taken.append(descriptors.take())
+            descriptors.take()
+            agents += 1
     with pytest.raises(NoDescriptors, match="LimitNOFILE"):
         descriptors.take()
-    assert sum(taken) + OWN * len(taken) <= limit - limit // 4
-    assert all(CONNECTIONS_MIN <= share <= CONNECTIONS_MAX for share in taken)
-    assert len(taken) >= limit // 110
-    for share in taken:
-        descriptors.give_back(share)
-    assert descriptors.take() == taken[0]
+    each = OWN + CONNECTIONS_MIN
+    assert limit - limit // 4 - each < agents * each <= limit - limit // 4
+    # Nothing is left, and each may have what it was promised.
+    assert all(descriptors.connect(had) for had in range(CONNECTIONS_MIN))
+    assert not descriptors.connect(CONNECTIONS_MAX)
+
+
+@given(
+    st.sampled_from([256, 1024, 20_000]),
+    st.lists(
+        st.tuples(st.integers(0, 40), st.sampled_from(["start", "connect", "hang up", "end"])), max_size=300
+    ),
+)
+def test_connections_come_back_and_the_greedy_leave_room(limit: int, moves: list[tuple[int, str]]) -> None:
+    descriptors, had = Descriptors(limit), dict[int, int]()
+    for agent, move in moves:
+        if move == "start" and agent not in had:
+            with contextlib.suppress(NoDescriptors):
+                descriptors.take()
+                had[agent] = 0
+        elif agent in had:
+            if move == "connect":
+                for _ in range(CONNECTIONS_MAX + 1):
+                    had[agent] += descriptors.connect(had[agent])
+            elif move == "hang up" and had[agent]:
+                descriptors.disconnect(had[agent])
+                had[agent] -= 1
+            elif move == "end":
+                descriptors.give_back(had.pop(agent))
+        held = sum(OWN + max(CONNECTIONS_MIN, connections) for connections in had.values())
+        assert held <= limit - limit // 4
+        assert all(connections <= CONNECTIONS_MAX for connections in had.values())
+    for connections in had.values():
+        descriptors.give_back(connections)
+    agents = 0
+    with contextlib.suppress(NoDescriptors):
+        while True:
+            descriptors.take()
+            agents += 1
+    assert agents == (limit - limit // 4) // (OWN + CONNECTIONS_MIN)
 
 
 def test_the_gate_closes_by_calls_and_by_bytes() -> None:

@@ -8,13 +8,13 @@ CONNECTIONS_MAX = 64
 """Connections to one agent's socket at a time: as many as a sandbox has processes by default."""
 
 CONNECTIONS_MIN = 4
-"""What an agent gets when descriptors are scarce; with less it is not started."""
+"""What an agent has for sure; where there is no room for them it is not started."""
 
-SHARE_DIVISOR = 128
-"""An agent gets at most this part of what is left, so that the many share what the first would have taken."""
+SHARE_DIVISOR = 16
+"""Beyond them an agent has at most this part of what is left, so that a few greedy ones leave room for the others."""
 
-OWN = 16
-"""What an agent costs beside its connections: its socket, its logs, its launcher, a command that runs."""
+OWN = 12
+"""What an agent costs beside its connections: its socket, its logs, its directory, its launcher, a command that runs."""
 
 _RESERVED_PART = 4
 
@@ -24,33 +24,50 @@ class NoDescriptors(Exception):
 
 
 class Descriptors:
-    """The kernel's descriptors, handed to agents in shares.
+    """The kernel's descriptors, as they are handed to agents.
 
-    INVARIANT: all shares together leave a quarter of the limit free: for operators, the database, targets and files.
+    INVARIANT: what agents have leaves a quarter of the limit free: for operators, the database, targets and files.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
         self._left = self._limit - self._limit // _RESERVED_PART
 
-    def take(self) -> int:
-        """Take a share for one start of an agent.
-
-        Returns:
-            How many connections its socket may have; to be given back with `give_back`.
+    def take(self) -> None:
+        """Take what one start of an agent needs; to be given back with `give_back`.
 
         Raises:
             NoDescriptors: too few are left.
         """
-        connections = max(CONNECTIONS_MIN, min(CONNECTIONS_MAX, self._left // SHARE_DIVISOR))
-        if OWN + connections > self._left:
+        if self._left < OWN + CONNECTIONS_MIN:
             raise NoDescriptors(
                 f"the kernel may open {self._limit} files, which is too few for one more agent; "
                 "end other agents, or start the kernel with a higher hard limit (`ulimit -Hn`, LimitNOFILE)"
             )
-        self._left -= OWN + connections
-        return connections
+        self._left -= OWN + CONNECTIONS_MIN
+
+    def connect(self, connections: int) -> bool:
+        """Take one more connection for an agent, if it may have it; `disconnect` gives it back.
+
+        Args:
+            connections: how many it has.
+        """
+        if connections < CONNECTIONS_MIN:
+            return True
+        if connections >= CONNECTIONS_MAX or connections - CONNECTIONS_MIN >= self._left // SHARE_DIVISOR:
+            return False
+        self._left -= 1
+        return True
+
+    def disconnect(self, connections: int) -> None:
+        """Give a connection back.
+
+        Args:
+            connections: how many the agent had, with this one.
+        """
+        if connections > CONNECTIONS_MIN:
+            self._left += 1
 
     def give_back(self, connections: int) -> None:
-        """Give back what `take` gave."""
-        self._left += OWN + connections
+        """Give back what `take` gave, and the connections that an agent still has."""
+        self._left += OWN + CONNECTIONS_MIN + max(0, connections - CONNECTIONS_MIN)

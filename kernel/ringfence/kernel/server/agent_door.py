@@ -54,7 +54,7 @@ class AgentDoor:
     ) -> None:
         self._desk = Desk(thread, dispatcher, on_park)
         self._descriptors = descriptors
-        self._share = 0
+        self._holds = False
         self._taken = 0
         self._connections: set[Connection] = set()
         self._rows: dict[str, Row] = {}
@@ -75,7 +75,8 @@ class AgentDoor:
         """
         path = _clear(directory)
         self._directory = directory
-        self._share = self._descriptors.take()
+        self._descriptors.take()
+        self._holds = True
         self._rows = {f"/{SERVICE}/{row.method}": row for row in table.values()}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._socket.bind(str(path))
@@ -94,9 +95,9 @@ class AgentDoor:
             self._directory.joinpath(SOCKET).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
                 self._directory.rmdir()
-        if self._share:
-            self._descriptors.give_back(self._share)
-            self._share = 0
+        if self._holds:
+            self._holds = False
+            self._descriptors.give_back(self._taken)
 
     # -- connections --------------------------------------------------------------------------------------------
 
@@ -132,7 +133,7 @@ class AgentDoor:
             except OSError:
                 self._rest(_NO_DESCRIPTOR_S)
                 return
-            if self._taken >= self._share:
+            if not self._descriptors.connect(self._taken):
                 # One more than there is room for hears it at once; the library tries again.
                 calm.spend(CHORES_OF_CONNECTION)
                 client.close()
@@ -157,6 +158,8 @@ class AgentDoor:
         """Hear that a connection is over."""
         if connection in self._connections:
             self._connections.discard(connection)
+            if self._holds:
+                self._descriptors.disconnect(self._taken)
             self._taken -= 1
 
     # -- streams ------------------------------------------------------------------------------------------------

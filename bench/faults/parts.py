@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from support import cuts
 from support.instants import STRIKES, Storm
+from support.isolation import lists
 from support.jobs import POINTS
 from support.matrix import MODES, VICTIMS, Column, Ground, Result, ground
 
@@ -97,6 +98,27 @@ def _column(made: Ground, victim: str, point: str, mode: str) -> Result:
         return column.result
 
 
+def isolation(options: Options, section: Section) -> None:
+    """Transactions on the same lists by agents of two kernels, under kills; the same without transactions as a control."""
+    sizes = (
+        {"agents": 12, "transactions": 60, "strikes": 60}
+        if options.full
+        else {"agents": 6, "transactions": 15, "strikes": 8}
+    )
+    for round_ in range(5 if options.full else 1):
+        with lists() as scene:
+            found = scene.run(options.seed + round_, **sizes, say=options.say)
+            bare = scene.run(options.seed + round_, **{**sizes, "strikes": 0}, isolated=False)
+        section.rows.append(
+            {"round": round_, **sizes, "anomalies": len(found), "without transactions": len(bare)}
+        )
+        section.notes += found[:20]
+    section.checks["every history has a serial order"] = not any(row["anomalies"] for row in section.rows)
+    section.checks["the checker sees what bare reads and writes lose"] = all(
+        row["without transactions"] for row in section.rows
+    )
+
+
 def instants(options: Options, section: Section) -> None:
     """Strikes at random instants, in storms of limited length."""
     whole = Result()
@@ -152,5 +174,8 @@ PARTS = {
     "matrix": Part(about="SIGKILL at every named failpoint, for every recovery class", run=matrix),
     "cuts": Part(about="a scripted agent cut before and after each call", run=everywhere),
     "ablation": Part(about="the same runs with resuming and without", run=ablation),
+    "isolation": Part(
+        about="transactions of two kernels' agents under kills, and a serial order for them", run=isolation
+    ),
     "instants": Part(about="SIGKILL at random instants", run=instants),
 }

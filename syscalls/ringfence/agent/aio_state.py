@@ -102,7 +102,8 @@ class AsyncState:
     async def transaction(self, *, claim: Claims = ()) -> AsyncGenerator[AsyncTransaction]:
         """Read and write several keys at once: what the block wrote is committed at its end, all or nothing.
 
-        A block that raises, or writes nothing, commits nothing.
+        A block that raises commits nothing. One that only reads, more than once, fails as well where a key has changed since:
+        what it saw stood there together.
 
         Args:
             claim: of `rf.claim`, one or several, that must still be held at the end.

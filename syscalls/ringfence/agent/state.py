@@ -48,6 +48,7 @@ class Draft:
 
     def __init__(self) -> None:
         self._reads: dict[str, int] = {}
+        self._looks = 0
         self._puts: dict[str, Any] = {}
         self._deletes: dict[str, None] = {}
 
@@ -73,10 +74,12 @@ class Draft:
     def seen(self, key: str, found: Versioned) -> None:
         """Note the version read. The first counts: a later one that differs has to fail the commit."""
         self._reads.setdefault(key, found.version)
+        self._looks += 1
 
     def commit(self, claims: Mapping[str, int]) -> Operation[dict[str, int]] | None:
-        """Give the call that commits; None where the block wrote nothing."""
-        if not self._puts and not self._deletes:
+        """Give the call that commits; None where there is nothing to commit or to compare."""
+        # One look was at one moment. Of two the kernel has to say whether what they saw ever stood together.
+        if not self._puts and not self._deletes and self._looks <= 1:
             return None
         return operations.state_transaction(self._reads, self._puts, list(self._deletes), claims)
 
@@ -164,7 +167,8 @@ class State:
     def transaction(self, *, claim: Claims = ()) -> Generator[Transaction]:
         """Read and write several keys at once: what the block wrote is committed at its end, all or nothing.
 
-        A block that raises, or writes nothing, commits nothing.
+        A block that raises commits nothing. One that only reads, more than once, fails as well where a key has changed since:
+        what it saw stood there together.
 
         Args:
             claim: of `rf.claim`, one or several, that must still be held at the end.

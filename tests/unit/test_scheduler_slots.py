@@ -237,3 +237,28 @@ def test_what_is_wrong_in_it_is_named_with_its_place(section: str, said: str) ->
         parse_kernel_file(FILE.format(section=section), "ringfence.yaml")
     assert said in str(refused.value)
     assert "ringfence.yaml:4:" in str(refused.value)
+
+
+def test_who_waits_for_starts_alone_is_short_of_nothing_that_others_hold() -> None:
+    """Nobody who only rests has to give anything up for it."""
+    clock = Clock()
+    limits = SlotLimits(agents=3, memory_bytes=10, starts=1, labels={("team", "red"): 1})
+    slots: Slots[str] = Slots(lambda: limits, clock)
+    assert slots.ask(wish("a", clock)) == ""
+    assert slots.ask(wish("b", clock)).startswith("its turn")
+    assert not slots.short
+    slots.started("a")
+    assert slots.pump() == ["b"]
+    slots.started("b")
+    assert slots.ask(wish("c", clock, team="red")) == ""
+    assert slots.ask(wish("d", clock)).startswith("a slot")
+    assert slots.short
+    slots.release("d")
+    assert not slots.short
+    slots.release("b")
+    slots.started("c")
+    assert slots.ask(wish("e", clock, team="red")).startswith("a slot: all 1 of team=red")
+    assert slots.short
+    slots.release("e")
+    assert slots.ask(wish("f", clock, memory=9)).startswith("memory")
+    assert slots.short

@@ -71,6 +71,18 @@ class Slots(Generic[Key]):
         """Agents that wait for their turn."""
         return len(self._queue)
 
+    @property
+    def short(self) -> bool:
+        """Whether somebody waits for what others hold, and not merely for the starts before it."""
+        limits = self._limits()
+        if not self._queue:
+            return False
+        if limits.agents is not None and len(self._held) >= limits.agents:
+            return True
+        if limits.memory_bytes is None and not limits.labels:
+            return False
+        return any(self._bound(wish) for wish in self._queue.values())
+
     def never(self, wish: Wish[Key]) -> str:
         """Why an agent can't ever have its turn under these bounds; empty: it can."""
         most = self._limits().memory_bytes
@@ -151,6 +163,15 @@ class Slots(Generic[Key]):
 
     def _obstacle(self, wish: Wish[Key]) -> tuple[str, bool]:
         """The bound that it doesn't fit in, empty for none; and whether others wait behind it."""
+        if bound := self._bound(wish):
+            return bound
+        limits = self._limits()
+        if len(self._starting) >= limits.starts:
+            return f"its turn: {limits.starts} agents are being started", True
+        return "", False
+
+    def _bound(self, wish: Wish[Key]) -> tuple[str, bool] | None:
+        """The same, of what others hold as long as they live."""
         limits = self._limits()
         for (name, value), most in limits.labels.items():
             if (name, value) in wish.labels and self._labels[name, value] >= most:
@@ -160,9 +181,7 @@ class Slots(Generic[Key]):
         if limits.memory_bytes is not None and self._memory + wish.memory_bytes > limits.memory_bytes:
             left = max(0, limits.memory_bytes - self._memory)
             return f"memory: {wish.memory_bytes} bytes asked for, {left} left", True
-        if len(self._starting) >= limits.starts:
-            return f"its turn: {limits.starts} agents are being started", True
-        return "", False
+        return None
 
     def _in_order(self) -> list[Wish[Key]]:
         now, limits = self._clock(), self._limits()

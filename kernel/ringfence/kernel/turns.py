@@ -36,7 +36,7 @@ class Turns:
         self._start = start
         self._spawn = spawn
         self._slots: Slots[AgentKey] = Slots(self._limits, time.monotonic)
-        # Told that somebody waits for a slot: whoever only rests may give its own up.
+        # Told that somebody waits for what others hold: whoever only rests may give its own up.
         self.on_pressure: Callable[[], None] | None = None
 
     def _limits(self) -> SlotLimits:
@@ -45,8 +45,8 @@ class Turns:
 
     @property
     def pressed(self) -> bool:
-        """Whether somebody waits for a turn."""
-        return self._slots.queued > 0
+        """Whether somebody waits for what others hold. Starts come one after the other, whoever gives something up."""
+        return self._slots.short
 
     async def taken(self, thread: Thread) -> bool:
         """Take an agent's turn to live; where it has to wait, it is `pending` until its program is started from here.
@@ -68,9 +68,12 @@ class Turns:
             return True
         thread.state, thread.waiting_for, thread.asleep, thread.shown = "pending", why, False, None
         await thread.announce()
-        if self.on_pressure is not None:
-            self.on_pressure()
+        self._press()
         return False
+
+    def _press(self) -> None:
+        if self.on_pressure is not None and self._slots.short:
+            self.on_pressure()
 
     def started(self, thread: Thread) -> None:
         """Its start is over; the turn goes on as long as the program lives."""
@@ -92,6 +95,8 @@ class Turns:
                 self._slots.release(key)
             else:
                 self._spawn(self._begin(thread))
+        # Who waited for the starts before it may wait for a slot now.
+        self._press()
 
     async def _begin(self, thread: Thread) -> None:
         async with thread.operation:

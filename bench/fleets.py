@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -81,7 +82,7 @@ def measure(bench: Bench) -> Section:
             f"resumed: kill -9, then until each has a new step in the journal, {BEHIND} steps replayed each; Ringfence starts a sandboxed process for every agent,"
             " DBOS one for all workflows"
         ),
-        "MB each: proportional share of memory of the kernel and all its helpers, less what they had before, for each that sleeps",
+        "MB each: proportional share of memory of the kernel and its helpers, without the database, less what they had before, for each that sleeps",
         "idle: share of one processor that all of them together take while they sleep",
         f"woken: from the moment they sleep until, to the next step of the last of {WAKES}",
     ]
@@ -208,7 +209,7 @@ def _sleep(bench: Bench, section: Section, count: int, *, beside: bool) -> None:
 def _asleep(bench: Bench, count: int) -> dict[str, float]:
     with kernels.running(bench.directory("asleep")) as kernel:
         _submit(kernel, SLEEPER, [{"id": "warm", "until": 0}])
-        before = pss_bytes(below(kernel.pid))
+        before = pss_bytes(_processes(kernel))
         _submit(kernel, SLEEPER, [{"id": f"s{n}", "until": time.time() + 36_000} for n in range(count)])
         with psycopg.connect(kernel.dsn, autocommit=True) as connection:
             query = "select count(*) from agents where state = 'sleeping'"
@@ -217,7 +218,7 @@ def _asleep(bench: Bench, count: int) -> dict[str, float]:
             )
 
             def weigh() -> float:
-                return (pss_bytes(below(kernel.pid)) - before) / count / 1e6
+                return (pss_bytes(_processes(kernel)) - before) / count / 1e6
 
             def wake(until: float) -> None:
                 _submit(kernel, SLEEPER, [{"id": f"t{n}", "until": until} for n in range(WAKES)])
@@ -230,7 +231,7 @@ def _asleep(bench: Bench, count: int) -> dict[str, float]:
 
             awake = "select count(*) from state where key like 'bench/t%%' and value = '1'::bytea"
             return _figures(
-                weigh, lambda: below(kernel.pid), wake, lambda: _count(connection, awake, []) >= WAKES
+                weigh, lambda: _processes(kernel), wake, lambda: _count(connection, awake, []) >= WAKES
             )
 
 
@@ -297,6 +298,18 @@ def _submit(kernel: kernels.Kernel, program: bytes, jobs: list[dict[str, Any]]) 
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(one, jobs))
+
+
+def _processes(kernel: kernels.Kernel) -> list[int]:
+    """The kernel and its helpers, without the database, which both sides have."""
+
+    def name(pid: int) -> str:
+        try:
+            return Path(f"/proc/{pid}/comm").read_text().strip()
+        except OSError:
+            return ""
+
+    return [pid for pid in below(kernel.pid) if name(pid) != "postgres"]
 
 
 def _count(connection: psycopg.Connection[Any], query: str, values: list[Any]) -> int:

@@ -8,6 +8,9 @@ import logging
 import sys
 import time
 
+from ringfence.agent import RingfenceError
+from support.kernels import Refused
+
 from bench.faults.parts import PARTS, Options, Part
 from bench.report import Section
 
@@ -57,7 +60,7 @@ def _one(name: str, part: Part, options: Options, *, quiet: bool) -> Section:
     section = Section(name=name, title=part.about)
     try:
         part.run(options, section)
-    except (AssertionError, OSError) as error:
+    except (AssertionError, OSError, Refused, RingfenceError) as error:
         # A run that can't go on has shown something too: what was there is told, and the whole fails.
         section.notes.append(" ".join(str(error).split())[:500])
         section.checks["it ran to its end"] = False

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from support import cuts
+from support import cuts, cutter
 from support.instants import STRIKES, Storm
 from support.isolation import lists
 from support.jobs import POINTS
 from support.matrix import MODES, VICTIMS, Column, Ground, Result, ground
+from support.recoveries import recover
+from support.scenes import scene_on
 
 if TYPE_CHECKING:
     from bench.report import Section
@@ -98,6 +100,32 @@ def _column(made: Ground, victim: str, point: str, mode: str) -> Result:
         return column.result
 
 
+def connection(options: Options, section: Section) -> None:
+    """The connection to the database cut around commits."""
+    rounds = 200 if options.full else 16
+    whole = Result()
+    with ground() as made, cutter.cutter(made.server.dsn) as way:
+        config = cutter.CONFIG.format(base=made.plain.base)
+        with scene_on(way.dsn, config=config) as scene:
+            for moment in cutter.MOMENTS:
+                options.say(f"cut {moment}")
+                held = scene.hold(allow=cutter.allowed(made.plain), files=cutter.FILES)
+                found = cutter.cut_rounds(held, way, made.plain, moment, rounds)
+                section.rows.append({"cut": f"{moment} the commit", **row_of(found)})
+                whole.add(found)
+    judge(section, whole)
+
+
+def recoveries(options: Options, section: Section) -> None:
+    """The database killed 0.2 s after a kernel began to take many agents over."""
+    count = 250 if options.full else 30
+    with ground() as made, scene_on(made.server.dsn) as scene:
+        options.say(f"{count} agents")
+        found = recover(scene, made.server, count)
+    section.rows.append(row_of(found))
+    judge(section, found)
+
+
 def isolation(options: Options, section: Section) -> None:
     """Transactions on the same lists by agents of two kernels, under kills; the same without transactions as a control."""
     sizes = (
@@ -174,6 +202,8 @@ PARTS = {
     "matrix": Part(about="SIGKILL at every named failpoint, for every recovery class", run=matrix),
     "cuts": Part(about="a scripted agent cut before and after each call", run=everywhere),
     "ablation": Part(about="the same runs with resuming and without", run=ablation),
+    "connection": Part(about="the connection to PostgreSQL cut around commits", run=connection),
+    "recoveries": Part(about="PostgreSQL killed in the middle of many recoveries", run=recoveries),
     "isolation": Part(
         about="transactions of two kernels' agents under kills, and a serial order for them", run=isolation
     ),

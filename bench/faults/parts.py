@@ -8,6 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from support import cuts, cutter
+from support.clocks import JUMPS, clock_storm
 from support.instants import STRIKES, Storm
 from support.isolation import lists
 from support.jobs import POINTS
@@ -198,6 +199,17 @@ def ablation(options: Options, section: Section) -> None:
     section.notes.append(f"{len(anew) - len(begun)} of the runs without it were cut before their first call")
 
 
+def clocks(options: Options, section: Section) -> None:
+    """A storm in which the kernel's clock is set at every strike, and somebody dies at every other."""
+    with clock_storm(options.seed, options.say) as storm:
+        found = storm.run(100 if options.full else len(JUMPS))
+    section.rows.append({**row_of(found), "clock set": storm.jumps})
+    section.notes.append(
+        f"by {', '.join(f'{jump:+.0f}' for jump in JUMPS)} s off the database's; seed {options.seed}"
+    )
+    judge(section, found)
+
+
 PARTS = {
     "matrix": Part(about="SIGKILL at every named failpoint, for every recovery class", run=matrix),
     "cuts": Part(about="a scripted agent cut before and after each call", run=everywhere),
@@ -206,6 +218,9 @@ PARTS = {
     "recoveries": Part(about="PostgreSQL killed in the middle of many recoveries", run=recoveries),
     "isolation": Part(
         about="transactions of two kernels' agents under kills, and a serial order for them", run=isolation
+    ),
+    "clocks": Part(
+        about="the kernel's clock set by hours and years while agents and kernels die", run=clocks
     ),
     "instants": Part(about="SIGKILL at random instants", run=instants),
 }

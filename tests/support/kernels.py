@@ -118,6 +118,7 @@ class KernelProcess:
         self.log = data.parent / f"{data.name}.log"
         self.config.write_text(config or "apiVersion: ringfence/v1\nkind: Kernel\nspec: {}\n")
         self.process: subprocess.Popen[bytes] | None = None
+        self.env: dict[str, str] = {}
         self.operator: Operator = None  # type: ignore[assignment]
 
     def start(self, **env: str) -> Operator:
@@ -140,7 +141,7 @@ class KernelProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "RINGFENCE_FAILPOINTS": str(self.failpoints), **env},
+                env={**os.environ, "RINGFENCE_FAILPOINTS": str(self.failpoints), **self.env, **env},
             )
         told = self.data / "kernel.json"
         eventually(lambda: self._listening(told), f"the kernel did not start: see {self.log}")

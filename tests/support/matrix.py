@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,21 @@ UNSURE = ("after_intent", "before_effect", "after_effect", "before_outcome")
 class Ground:
     """A database, two counters, and the kernel that stands on them now."""
 
-    def __init__(self, directory: Path, database: Server, *, mounts: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        database: Server,
+        *,
+        mounts: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.server = database
         self.keyed, self.plain = Target(directory / "keyed"), Target(directory / "plain")
         self.target_dsn = database.target("target")
         config = CONFIG.format(base=self.keyed.base, plain=self.plain.base, target=self.target_dsn)
         config += f"  sandbox: {{mounts: {json.dumps(list(mounts))}}}\n" if mounts else ""
         self.kernel = KernelProcess(directory / "d", dsn=database.dsn, config=config)
+        self.kernel.env |= env or {}
         self.kernel.start()
         with self.target() as connection:
             connection.execute("create table counted (id serial primary key, agent text not null)")
@@ -59,10 +67,10 @@ class Ground:
 
 
 @contextlib.contextmanager
-def ground() -> Iterator[Ground]:
+def ground(**more: Any) -> Iterator[Ground]:
     """Everything of it is gone afterwards."""
     with server() as database, short_directory() as directory:
-        made = Ground(directory, database)
+        made = Ground(directory, database, **more)
         try:
             yield made
         finally:

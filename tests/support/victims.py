@@ -76,6 +76,7 @@ def take_over(kernel: KernelProcess, meanwhile: Callable[[], None] = lambda: Non
     (kernel.data / "kernel.lock").unlink()
     meanwhile()
     second = KernelProcess(kernel.data, dsn=kernel.dsn, config=kernel.config.read_text())
+    second.env = kernel.env
     try:
         second.start()
     finally:

@@ -134,6 +134,7 @@ def _show(document: Mapping[str, Any]) -> None:
             ("waiting for", seconds(document.get("waiting_for") or "")),
             ("error", document.get("error")),
             ("exit code", document.get("exit_code")),
+            ("ended", seconds(document.get("ended_at") or "") or None),
             ("restarts", document.get("restarts")),
             ("parent", document.get("parent")),
             ("children", ", ".join(child["id"] for child in records(document, "children")) or None),

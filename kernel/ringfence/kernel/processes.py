@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +31,7 @@ from ringfence.kernel.logs import LogPump
 from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.problems import lost_files
 from ringfence.kernel.recovery import settle_again
+from ringfence.kernel.retries import Retry
 from ringfence.kernel.revocation import cancel
 from ringfence.kernel.server.agent_door import AgentDoor
 from ringfence.kernel.settled import Answer
@@ -277,14 +278,18 @@ class Processes:
     async def _await_restart(self, thread: Thread, why: str, code: int | None) -> None:
         """Leave the agent `pending` and start it again after a while that grows."""
         thread.restarts += 1
-        generation = thread.generation
+        generation, number = thread.generation, thread.restarts
+        wait_s = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(number - 1, 32))
+        at = datetime.now(UTC) + timedelta(seconds=wait_s)
+        retry = Retry(at=at, number=number, most=thread.manifest.restart.max, error=why)
+        thread.retry = retry
         await self._settle(
-            thread, "pending", waiting_for="a restart", error=why, restarts=thread.restarts, exit_code=code
+            thread, "pending", waiting_for=retry.text, error=why, restarts=number, exit_code=code
         )
-        self._spawn(self._restart(thread, generation))
+        self._spawn(self._restart(thread, generation, wait_s))
 
-    async def _restart(self, thread: Thread, generation: int) -> None:
-        await asyncio.sleep(min(BACKOFF_S_MAX, BACKOFF_S * 2 ** (thread.restarts - 1)))
+    async def _restart(self, thread: Thread, generation: int, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
         async with thread.operation:
             same = thread.state == "pending" and thread.generation == generation
             if same and not self._core.stopping and thread.program is None:

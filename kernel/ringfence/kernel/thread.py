@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ringfence.kernel.environment import AgentEnvironment
     from ringfence.kernel.flight import Flight
     from ringfence.kernel.pool_shares import Member
+    from ringfence.kernel.retries import Retry
     from ringfence.policy.manifest_types import Manifest
     from ringfence.sandbox.types import Program
 
@@ -32,9 +33,11 @@ class Thread:
 
     Attributes:
         pools: budgets that it has together with other agents; None: none.
+        retry: the newest start of a program that failed; it is waited for where the agent says so.
     """
 
     pools: Member | None = None
+    retry: Retry | None = None
 
     def __init__(
         self,

@@ -250,3 +250,17 @@ def test_show_says_what_to_do_next(state, process, waits, advice, door, run) -> 
     assert advice in done.stderr
     assert bool(done.stderr) == bool(advice)
     assert run("show", "bot-1", "--json").stderr == ""
+
+
+def test_a_program_that_failed_shows_its_next_start_and_its_last_error(door, run) -> None:
+    waits = "a restart until 2026-11-30T08:00:04Z (3rd of 5; last error: exit status 3: no \x1b[2Jluck)"
+    retry = {"number": 3, "max": 5, "at": "2026-11-30T08:00:04.000000Z", "error": "exit status 3"}
+    agent = {**AGENT, "state": "pending", "process": "none", "waiting_for": waits, "restart": retry}
+    door.answers["List"] = {"agents": [agent]}
+    door.answers["Show"] = {**agent, "ended_at": "2026-11-30T08:00:00.123456Z"}
+    listed, shown = run("ps").stdout, run("show", "bot-1").stdout
+    for text in (listed, shown):
+        assert "a restart until 2026-11-30T08:00:04Z (3rd of 5; last error: exit status 3" in text
+        assert "\x1b" not in text
+    assert "2026-11-30T08:00:00Z" in shown
+    assert json.loads(run("ps", "--json").stdout)[0]["restart"] == retry

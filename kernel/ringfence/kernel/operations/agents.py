@@ -43,6 +43,7 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
     """Everything about one agent."""
     record = await kernel.record(name)
     thread = await kernel.thread(name)
+    stored = await kernel.record(record.id)  # as it was taken over
     try:
         checkpoint = await kernel.core.store.latest_checkpoint(record.key, thread.lineage.parts)
         damaged = False
@@ -101,7 +102,8 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
         "divergence": await divergence_of(kernel, thread),
         "error": thread.error or None,
         "restarts": thread.restarts,
-        "exit_code": (await kernel.record(record.id)).exit_code,
+        "exit_code": stored.exit_code,
+        "ended_at": rfc3339(stored.ended_at),
         "created_at": rfc3339(record.created_at),
     }
 

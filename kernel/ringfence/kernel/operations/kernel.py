@@ -196,4 +196,12 @@ def agent_row(kernel: Kernel, record: AgentRecord) -> dict[str, Any]:
         "cost_usd": round(thread.budgets.spent["usd"], 6) if thread is not None else None,
         "age_ms": int(age.total_seconds() * 1000),
         "waiting_for": (thread.waiting_for if thread is not None else record.waiting_for) or None,
+        "restart": _retry_of(thread),
     }
+
+
+def _retry_of(thread: Thread | None) -> dict[str, Any] | None:
+    """The start again that an agent waits for; None: it waits for none."""
+    if thread is None or thread.retry is None or thread.waiting_for != thread.retry.text:
+        return None
+    return thread.retry.document()

@@ -6,12 +6,14 @@ import json
 import signal
 from collections import Counter as Count
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clocks import SKEWED
 from support.kernels import KernelProcess, eventually
-from support.scenes import Scene, scene_on, short_directory
+from support.scenes import Scene, scene_of_its_own, scene_on, short_directory
 from support.target import Target
 
 pytestmark = [pytest.mark.fault, pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.timeout(240)]
@@ -220,6 +222,50 @@ def test_another_kernel_takes_sleepers_over(
                     first.process.wait()
     finally:
         postgres_server.drop(name)
+
+
+YEAR = 365 * 86400
+
+
+def test_schedules_and_sleeps_go_on_where_the_clock_was_set_while_no_kernel_ran(
+    counter: Target, postgres_server: Any, template_database: str, tmp_path: Path
+) -> None:
+    """Ahead by a year, and back again: no run is begun twice, and nobody waits for a year."""
+    offset = tmp_path / "offset"
+    offset.touch()
+    env = {"PYTHONPATH": str(SKEWED), "SKEWED_BY": str(offset)}
+    with scene_of_its_own(postgres_server, template_database, env=env) as scene:
+
+        def restarted(off_by: int) -> None:
+            scene.kernel.kill()
+            offset.write_text(str(off_by))
+            scene.kernel.start(**env)
+
+        def sleeper() -> str:
+            text = "from ringfence import agent\nwith agent.boot() as rf:\n    rf.sleep(6)\n"
+            agent = scene.submit(text, allow=["sleep"], more=LINGER)
+            eventually(lambda: asleep(scene, agent), f"{agent} does not sleep")
+            return agent
+
+        often, yearly = [
+            scene.submit("pass", more=f"schedule: {{{when}}}") for when in ("every: 3s", 'cron: "0 0 1 1 *"')
+        ]
+        first = sleeper()
+        restarted(YEAR)
+        scene.await_end(first)
+        eventually(lambda: runs(scene, yearly)["last_outcome"] == "done", "the new year was passed over")
+        second, before = sleeper(), runs(scene, often)["runs"]
+        restarted(0)
+        scene.await_end(second)
+        eventually(lambda: runs(scene, often)["runs"] > before + 1, "the interval stands still")
+        upcoming = datetime.fromisoformat(runs(scene, yearly)["next_at"])
+        assert timedelta(0) < upcoming - datetime.now(UTC) < timedelta(days=366)
+        assert runs(scene, yearly)["runs"] == 1
+        for agent in (often, yearly):
+            fires = [body["fire"] for body in events(scene, agent, "schedule.run")]
+            assert len(fires) == len(set(fires)) == runs(scene, agent)["runs"]
+            assert len(events(scene, agent, "schedule.clock")) == 1
+        scene.operator.ask("Kill", agent=often)
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ def remove(session: Session, agent: str) -> int:
     "--layer", metavar="NAME", help="Only this layer of its state, as JSON; `ringfence layers` lists them."
 )
 def export(session: Session, agent: str, target: Path | None, layer: str | None) -> int:
-    """Write an agent into one file for another kernel, or one layer of its state as JSON.
+    """Write an agent into one file, or a layer of its state as JSON.
 
     Its journal with all hashes, workspace, rollback points, checkpoints, memories, artifacts, mailbox and grants
     are in it, sealed with the key of this kernel's anchors. Secrets are not. A running agent is held still for as

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ringfence.agent import BudgetExhausted, Denied, RingfenceError
+from ringfence.agent import BudgetExhausted, Denied, QuotaExceeded, RingfenceError
 from support.kernels import Refused
 from support.model import ModelHost, Turn
 from support.scenes import Held, Scene, console, scene_on
+from support.target import Target
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.timeout(180)]
 
@@ -41,14 +42,27 @@ def database(postgres_server: Any, template_database: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def scene(database: str) -> Iterator[Scene]:
-    with scene_on(database, config=CONFIG) as scene:
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    target = Target(tmp_path_factory.mktemp("web") / "web")
+    yield target
+    target.close()
+
+
+@pytest.fixture(scope="module")
+def config(web: Target) -> str:
+    resources = f'  resources: {{web: {{type: http, base: "{web.base}", rate: 6/h}}}}\n'
+    return CONFIG.replace("  budgets:", f"{resources}  budgets:")
+
+
+@pytest.fixture(scope="module")
+def scene(database: str, config: str) -> Iterator[Scene]:
+    with scene_on(database, config=config) as scene:
         yield scene
 
 
 @pytest.fixture(scope="module")
-def other(database: str, scene: Scene) -> Iterator[Scene]:
-    with scene_on(database, config=CONFIG) as other:
+def other(database: str, scene: Scene, config: str) -> Iterator[Scene]:
+    with scene_on(database, config=config) as other:
         yield other
 
 
@@ -131,6 +145,26 @@ def test_two_kernels_never_carry_more_than_a_pool_of_bytes(scene: Scene, other: 
     error = agents[0].refused(BudgetExhausted, lambda: agents[0].rf.fs.read_text("f0"))
     assert (error.metadata["budget"], error.metadata["pool"]) == ("bytes", "team=ten")
     assert "ringfence budget --label team=ten set bytes " in str(error)
+
+
+def test_two_kernels_ask_an_upstream_no_more_often_than_its_rate(
+    scene: Scene, other: Scene, web: Target
+) -> None:
+    first, second = (member(on, "web", allow=(f'http.get: "{web.base}/**"',)) for on in (scene, other))
+
+    def ask(agent: Held, most: int) -> int:
+        """Calls until one is refused."""
+        for number in range(most):
+            try:
+                agent.rf.http.get(f"{web.base}/{agent.id}/{number}")
+            except QuotaExceeded:
+                return number
+        return most
+
+    # The first has all of the rate while nobody else asks; then each has a part, and what is left goes along.
+    made = [ask(first, 2), ask(second, 9), ask(first, 9), ask(second, 9)]
+    assert (made[0], made[1] >= 1, sum(made)) == (2, True, 6)
+    assert len(web.deliveries()) == 6
 
 
 def test_what_one_agent_has_not_given_out_is_there_for_another(scene: Scene, other: Scene) -> None:

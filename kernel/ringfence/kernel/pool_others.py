@@ -72,6 +72,8 @@ class Others:
         elif "ask" in said:
             if said["ask"][0] != self._kernel:
                 self._house.spawn(self._answer(said))
+        elif "rate" in said or "hold" in said:
+            self._house.rates.notice(said)
         elif self._house.declared and said.get("of") != self._kernel:
             self._house.spawn(self._limits_moved())
 

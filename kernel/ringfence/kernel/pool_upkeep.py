@@ -38,9 +38,11 @@ class Upkeep:
     async def run(self) -> None:
         """Give back what idle agents keep, and look after those that wait, until cancelled."""
         forgotten = time.monotonic()
+        self._house.rates.open()
         while True:
             await asyncio.sleep(LOOK_S)
             try:
+                await self._house.rates.look()
                 await self.sweep()
                 await self.look()
                 if self._house.declared and time.monotonic() - forgotten > FORGET_S:
@@ -76,6 +78,7 @@ class Upkeep:
         for task in list(self._house.tasks):
             task.cancel()
         await asyncio.gather(*self._house.tasks, return_exceptions=True)
+        await self._house.rates.close()
         try:
             await self._house.give_back(s for m in self._house.members.values() for s in m.shares.values())
         except JournalError as error:

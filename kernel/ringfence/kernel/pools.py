@@ -24,6 +24,7 @@ from ringfence.kernel.pool_others import Others
 from ringfence.kernel.pool_shares import EPS, UNKNOWN, Member, Share, Short
 from ringfence.kernel.pool_upkeep import Upkeep
 from ringfence.kernel.pool_words import exhausted
+from ringfence.kernel.rate_shares import RateShares
 from ringfence.policy.pools import Pool, PoolLimit
 from ringfence.syscalls.errors import JournalUnavailable
 
@@ -49,6 +50,7 @@ class Pools:
         self.others = Others(self, store, kernel)
         self.upkeep = Upkeep(self, store)
         self.tasks: set[asyncio.Task[None]] = set()
+        self.rates = RateShares(store, kernel, self.spawn)
 
     # -- limits ---------------------------------------------------------------------------------------------------
 
@@ -93,6 +95,7 @@ class Pools:
 
     def distrust(self) -> None:
         """After a lapsed lease: look at each share again before anything of it is given out."""
+        self.rates.distrust()
         for member in self.members.values():
             for share in member.shares.values():
                 share.trusted = False

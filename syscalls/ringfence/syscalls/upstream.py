@@ -14,8 +14,8 @@ import asyncio
 import random
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ringfence.syscalls.errors import QuotaExceeded
 from ringfence.syscalls.ratelimits import quota_of
@@ -36,6 +36,9 @@ QUICK_S: Final = 0.05
 SPACING_S_MIN: Final = 0.005
 """From here on they start as they come."""
 
+ASK_S: Final = 0.5
+"""A line without a part of its rate looks again after this."""
+
 _EPS: Final = 1e-9
 _jitter: Final = random.SystemRandom().random
 
@@ -51,39 +54,75 @@ class Ticket:
         self.go = asyncio.Event()
 
 
+class Sharing(Protocol):
+    """Who shares rates with other kernels."""
+
+    def wanted(self, upstream: Upstream) -> None:
+        """Somebody waits for a rate of which this kernel has no part."""
+        ...
+
+    def told(self, upstream: Upstream, wait_s: float) -> None:
+        """An upstream wants to be left alone."""
+        ...
+
+
 class Line:
-    """Who waits for one upstream, and when the next may go."""
+    """Who waits for one upstream, and when the next may go.
+
+    Attributes:
+        rate: that the operator declared; None: none.
+        part: how much of it this kernel goes by, from 0 to 1.
+        gone: calls that were let go.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._agents: OrderedDict[str, deque[Ticket]] = OrderedDict()
-        self._rate: Rate | None = None
+        self.rate: Rate | None = None
+        self.part = 1.0
         self._tokens = 0.0
         self._at = 0.0
         self._until = 0.0  # to be left alone
         self._spaced_until = 0.0  # the next one of those that waited
         self._spacing = 0.0
-        self._gone = 0
+        self.gone = 0
         self._heard = 0  # the newest call whose answer told of a limit
         self._left: float | None = None  # of that limit
         self._resets_at = 0.0
 
     def limit(self, rate: Rate | None) -> None:
         """Put a rate in force; None: there is none."""
-        if rate == self._rate:
+        if rate == self.rate:
             return
         self._refill()
-        before, self._rate = self._rate, rate
-        burst = 0.0 if rate is None else float(rate.count)
+        before, self.rate = self.rate, rate
+        burst = 0.0 if rate is None else rate.count * self.part
         self._tokens = burst if before is None else min(burst, self._tokens)
         self._at = self._clock()
 
     def _refill(self) -> None:
-        if self._rate is None:
+        if self.rate is None:
             return
-        now, rate = self._clock(), self._rate
-        self._tokens = min(float(rate.count), self._tokens + (now - self._at) * rate.count / rate.per_s)
+        now, rate = self._clock(), self.rate
+        whole = rate.count * self.part
+        self._tokens = min(whole, self._tokens + (now - self._at) * whole / rate.per_s)
         self._at = now
+
+    @property
+    def starved(self) -> bool:
+        """Whether somebody waits for a rate of which there is no part here."""
+        return self.rate is not None and self.part <= 0 and bool(self._agents)
+
+    def halt(self) -> float:
+        """Go by no part of the rate any more. Returns the calls that were left of it."""
+        self._refill()
+        tokens, self._tokens, self.part = max(0.0, self._tokens), 0.0, 0.0
+        return tokens
+
+    def grant(self, part: float, tokens: float) -> None:
+        """Go by a part of the rate, of which so many calls are left."""
+        self._refill()
+        self.part, self._tokens = part, tokens
 
     # -- what holds -----------------------------------------------------------------------------------------------
 
@@ -114,7 +153,7 @@ class Line:
         if quota is None or number < self._heard:
             return
         self._heard = number
-        self._left = max(0.0, quota.remaining - (self._gone - number))
+        self._left = max(0.0, quota.remaining - (self.gone - number))
         self._resets_at = self._clock() + quota.reset_s
         if self._left < 1:
             self._space(self._resets_at, QUICK_S)
@@ -127,10 +166,16 @@ class Line:
         at = max(self._until, self._spaced_until)
         if self._left is not None and self._left < 1:
             at = max(at, self._resets_at)
-        if self._rate is not None:
+        if self.rate is not None:
             self._refill()
-            at = max(at, now + (1 - self._tokens - _EPS) * self._rate.per_s / self._rate.count)
+            at = max(at, now + self._until_tokens_s(1.0, self.rate))
         return max(0.0, at - now)
+
+    def _until_tokens_s(self, count: float, rate: Rate) -> float:
+        """Seconds until there are so many tokens; without a part of the rate nobody knows."""
+        if self.part <= 0:
+            return ASK_S
+        return (count - self._tokens - _EPS) * rate.per_s / (rate.count * self.part)
 
     # -- the line -------------------------------------------------------------------------------------------------
 
@@ -166,9 +211,8 @@ class Line:
         """About how long this one waits."""
         turns = self.turns_before(ticket)
         first, later = self.next_s(), min(turns, 5) * self._spacing
-        if self._rate is not None:
-            burst = max(0.0, self._tokens - 1)
-            later = max(later, (turns - burst) * self._rate.per_s / self._rate.count)
+        if self.rate is not None:
+            later = max(later, self._until_tokens_s(turns + min(1.0, self._tokens), self.rate))
         if self._left is not None and turns >= self._left:
             first = max(first, self._resets_at - self._clock())
         return first + later
@@ -181,8 +225,8 @@ class Line:
         ticket = waits.popleft()
         if waits:
             self._agents[agent] = waits  # behind all others
-        self._gone += 1
-        ticket.number = self._gone
+        self.gone += 1
+        ticket.number = self.gone
         self._tokens -= 1
         if self._left is not None:
             self._left -= 1
@@ -194,32 +238,47 @@ class Line:
 
 
 class Upstream:
-    """One declared upstream: its line, and who lets the calls go."""
+    """One declared upstream: its line, and who lets the calls go.
 
-    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    Attributes:
+        key: what kernels know it by.
+        used_at: when a call last wanted to go, on the monotonic clock.
+    """
+
+    def __init__(self, name: str, base: str = "", clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
+        self.key = f"{name} {base}"
         self.line = Line(clock)
+        self.used_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def _pump(self) -> None:
+    def pump(self) -> None:
         """Let go who may go, and come back when the next may."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         while self.line.let_go() is not None:
             pass
+        if self.line.starved and _sharing:
+            _sharing[0].wanted(self)
         if len(self.line):
-            self._timer = asyncio.get_running_loop().call_later(max(self.line.next_s(), 0.001), self._pump)
+            self._timer = asyncio.get_running_loop().call_later(max(self.line.next_s(), 0.001), self.pump)
 
     def told(self, wait_s: float) -> None:
         """The upstream wants to be left alone."""
+        self.hold(wait_s)
+        if _sharing:
+            _sharing[0].told(self, wait_s)
+
+    def hold(self, wait_s: float) -> None:
+        """Leave it alone."""
         self.line.hold(wait_s)
-        self._pump()
+        self.pump()
 
     def heard(self, number: int, headers: Mapping[str, str]) -> None:
         """An answer came; `number` is what `wait` gave its call."""
         self.line.heard(number, headers)
-        self._pump()
+        self.pump()
 
     async def wait(self, call: Call) -> int:
         """Wait until this call may be sent. Returns its number, for `heard`.
@@ -227,9 +286,10 @@ class Upstream:
         Raises:
             QuotaExceeded: that would take longer than its deadline, or than anyone is held.
         """
+        self.used_at = time.monotonic()
         ticket = self.line.join(call.env.agent)
         try:
-            self._pump()
+            self.pump()
             if ticket.number:
                 return ticket.number
             most, wait_s = min(call.deadline_s, HOLD_S_MAX), self.line.wait_s(ticket)
@@ -264,6 +324,22 @@ class Upstream:
 
 
 _upstreams: Final[dict[tuple[str, str], Upstream]] = {}
+_sharing: Final[list[Sharing]] = []
+
+
+def share(sharing: Sharing | None) -> None:
+    """Have rates of this process' upstreams be parts of what kernels share; None: each is whole again."""
+    _sharing[:] = [] if sharing is None else [sharing]
+    for upstream in _upstreams.values():
+        if sharing is None:
+            upstream.line.grant(1.0, 0.0)
+        else:
+            upstream.line.halt()
+
+
+def upstreams() -> Sequence[Upstream]:
+    """Those that were called."""
+    return tuple(_upstreams.values())
 
 
 def upstream_of(resource: HttpResource | LlmResource) -> Upstream:
@@ -271,6 +347,8 @@ def upstream_of(resource: HttpResource | LlmResource) -> Upstream:
     key = resource.name, resource.base
     found = _upstreams.get(key)
     if found is None:
-        found = _upstreams[key] = Upstream(resource.name)
+        found = _upstreams[key] = Upstream(*key)
+        if _sharing:
+            found.line.halt()
     found.line.limit(resource.rate)
     return found

@@ -15,6 +15,7 @@ from ringfence.kernel.journal.store_kin import KinStore
 from ringfence.kernel.journal.store_move import MoveStore
 from ringfence.kernel.journal.store_outbox import OutboxStore
 from ringfence.kernel.journal.store_pools import PoolStore
+from ringfence.kernel.journal.store_rates import RateStore
 from ringfence.kernel.journal.store_schedules import ScheduleStore
 from ringfence.kernel.journal.store_segments import SegmentStore
 
@@ -26,6 +27,7 @@ class Store(
     ApprovalStore,
     BudgetStore,
     PoolStore,
+    RateStore,
     SegmentStore,
     AtomStore,
     ScheduleStore,

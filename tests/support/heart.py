@@ -186,6 +186,10 @@ class Heart:
     async def adopted_again(self, thread: Thread) -> Thread:
         """The agent as the next kernel finds it: what this one knew of it is gone, what is stored counts."""
         self.core.threads.pop(thread.key)
+        return await self.adopted_again_from(thread)
+
+    async def adopted_again_from(self, thread: Thread) -> Thread:
+        """Take over an agent that nobody has."""
         record = await self.core.store.agent_by_key(thread.key)
         assert record is not None
         return await self.ownership.adopt(record)
@@ -217,6 +221,10 @@ class Heart:
     async def call(self, thread: Thread, lane_step: int, action: str = "http.post", **more: Any) -> Answer:
         """Make a call and wait for its answer."""
         return await self.begin(thread, lane_step, action, **more)
+
+    def forget_tasks(self) -> None:
+        """Let calls go that were made and answered."""
+        self._tasks = [task for task in self._tasks if not task.done()]
 
     async def outcomes(self, thread: Thread) -> list[tuple[int, str]]:
         """Steps and outcomes as they are recorded, in the order they were written."""

@@ -270,7 +270,9 @@ class Lives(RuleBasedStateMachine):
                     assert found is None
                 else:
                     assert found is not None
-                    assert (found.step, found.outcome) == (step, outcome)
+                    row = self.rows[found.pos - 1]
+                    assert (found.step, row.step, row.outcome) == (step, step, outcome)
+                    assert found.unknown == (outcome == "unknown")
         waiting = sorted(s for s, o in past.places.values() if o == "unknown" and s > after)
         assert replay.waits() == waiting
 

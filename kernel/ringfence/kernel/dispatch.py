@@ -29,6 +29,7 @@ from ringfence.kernel.journal.types import Row as JournalRow
 from ringfence.kernel.kernel_log import PLACE
 from ringfence.kernel.outcomes import UNRECORDED, Outcomes, Request, inline_payload, printable
 from ringfence.kernel.parking import DIVERGENCE, TOLD_BYTES_MAX, held, unanswered
+from ringfence.kernel.past import Known, lost_reply
 from ringfence.kernel.prepared import run_prepared
 from ringfence.kernel.recovery import settle_again
 from ringfence.kernel.replay import Unfinished
@@ -95,14 +96,9 @@ class Dispatcher:
         recorded = thread.replay.find(*place)
         if recorded is None and request.lane_step < expected and place not in thread.replay.unfinished:
             # Its reply was lost with a connection: the library asks again when it has a new one.
-            try:
-                recorded = await self._core.store.answered(thread.key, *place)
-            except JournalError as error:
-                text = f"the journal can't be read: {error}; the call may be made again"
-                return Answer(step=0, failure=JournalUnavailable(text))
-            if recorded is None or not thread.lineage.holds(recorded.branch, recorded.step):
-                passed = f"step {request.lane_step} of lane `{request.lane}` was answered before; the next is {expected}"
-                return Answer(step=0, failure=InvalidRequest(passed))
+            recorded = await lost_reply(self._core, thread, place)
+            if isinstance(recorded, SyscallError):
+                return Answer(step=0, failure=recorded)
         answer = await self._answer(thread, request, row, recorded)
         return self.passed(thread, request, generation, answer)
 
@@ -134,7 +130,7 @@ class Dispatcher:
         return answer
 
     async def _answer(
-        self, thread: Thread, request: Request, row: TableRow | None, recorded: StoredRow | None
+        self, thread: Thread, request: Request, row: TableRow | None, recorded: Known | None
     ) -> Answer:
         try:
             if row is None:
@@ -169,7 +165,8 @@ class Dispatcher:
 
     # -- replay ---------------------------------------------------------------------------------------------------
 
-    async def _replay(self, thread: Thread, request: Request, recorded: StoredRow, digest: bytes) -> Answer:
+    async def _replay(self, thread: Thread, request: Request, found: Known, digest: bytes) -> Answer:
+        recorded = await thread.replay.past.row(self._core, thread, found)
         if recorded.digest != digest or recorded.action != request.action:
             return await self._diverge(thread, request, recorded)
         if recorded.outcome == "unknown":
@@ -213,18 +210,19 @@ class Dispatcher:
             return Answer(step=0, failure=Fenced("the agent was started again meanwhile and asks anew"))
         settled = thread.replay.find(*place)
         if settled is None:
-            again = thread.replay.outcomes.pop(place, None)
+            again = thread.replay.outcomes.pop(place)
             if again is not None:
                 thread.replay.last.pop(request.lane, None)
                 log.info("%s step %d is made again: resolved as not done", thread.id, again.step)
             # Of several that waited the first makes it; the others find it there.
             return await self.call(thread, request)
-        return await answer_from(settled, self._core.blobs, thread.purged)
+        known = await thread.replay.past.row(self._core, thread, settled)
+        return await answer_from(known, self._core.blobs, thread.purged)
 
     @staticmethod
     def _settled(thread: Thread, place: tuple[str, int]) -> bool:
-        row = thread.replay.outcomes.get(place)
-        return row is None or row.outcome != "unknown"
+        held = thread.replay.outcomes.get(place)
+        return held is None or not held.unknown
 
     # -- a new call -----------------------------------------------------------------------------------------------
 

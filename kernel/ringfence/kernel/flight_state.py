@@ -11,6 +11,7 @@ from ringfence.kernel import carrying
 from ringfence.kernel.asking import evidence
 from ringfence.kernel.facts import PATHS_MAX, WHOLE, Facts, Marks, bounded
 from ringfence.kernel.journal.types import ApprovalRecord, Phase, Row, StoredRow
+from ringfence.kernel.places import NEWEST
 from ringfence.kernel.spending import Spending
 from ringfence.kernel.weighing import Rows
 from ringfence.syscalls.base import Effect, Plan, Question
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 _NO_PLAN = Plan(resource="", questions=())
 _NO_MARKS = Marks()
 _WRITES = frozenset({"fs.write", "fs.append"})
-NEWEST = 1 << 62
-"""Position of a row taken from memory: newer than any that was read."""
 
 
 class FlightState(Spending):

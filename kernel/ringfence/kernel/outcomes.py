@@ -15,7 +15,9 @@ from ringfence.kernel.core import Core
 from ringfence.kernel.facts import marks_of
 from ringfence.kernel.flight import Flight
 from ringfence.kernel.journal.blobs import BlobError
-from ringfence.kernel.journal.types import Entry, JournalError, Row, StateConflict, StoredRow
+from ringfence.kernel.journal.types import Entry, JournalError, Row, StateConflict
+from ringfence.kernel.places import NEWEST
+from ringfence.kernel.replay import Try
 from ringfence.kernel.settled import Answer, answer_from, effect_identity, error_payload, refusal_row
 from ringfence.kernel.thread import Thread
 from ringfence.syscalls.base import Effect, Recovery
@@ -196,7 +198,7 @@ class Outcomes:
                 return identity
             occurrence += 1
 
-    def known_effect(self, flight: Flight) -> StoredRow | None:
+    def known_effect(self, flight: Flight) -> Try | None:
         """An effect that another branch has already sent: what left the system is not sent twice."""
         if flight.row.recovery is not Recovery.KEYED or flight.effect_id:
             return None
@@ -207,12 +209,13 @@ class Outcomes:
                 flight.effect_id = self.next_effect_id(flight)
         return flight.thread.effects.get(flight.effect_id)
 
-    async def recognise(self, flight: Flight, known: StoredRow) -> tuple[bytes, bytes]:
+    async def recognise(self, flight: Flight, tried: Try) -> tuple[bytes, bytes]:
         """The recorded result of an effect that was sent on another branch, and the payload of its outcome here.
 
         Raises:
             OutcomeUnknown: it was sent, and nobody knows yet what became of it.
         """
+        known = await flight.thread.replay.past.row(self._core, flight.thread, tried)
         answer = await answer_from(known, self._core.blobs, frozenset())
         if answer.result is None:
             raise OutcomeUnknown(
@@ -233,7 +236,7 @@ class Outcomes:
             thread.environment.touched(q.resource for q in flight.questions if isinstance(q.resource, str))
         Outcomes._keep(flight, row)
         if row.effect_id:
-            thread.effects[row.effect_id] = flight.stored(row)
+            thread.effects[row.effect_id] = Try(row.step, NEWEST, row.branch, row.outcome == "unknown")
 
     @staticmethod
     def _keep(flight: Flight, row: Row) -> None:

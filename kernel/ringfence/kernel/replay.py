@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringfence.kernel.journal.deltas import Base
 from ringfence.kernel.journal.types import BranchRecord, CheckpointRecord, Phase, StoredRow
+from ringfence.kernel.past import Past
+from ringfence.kernel.places import NEWEST, Held, Places
 
 NO_CUT = (1 << 62) - 1
 RETRIED = frozenset({"denied", "refused", "cancelled", "error"})
@@ -45,6 +47,11 @@ def was_answered(row: StoredRow) -> bool:
         return False
     error: dict[str, Any] = json.loads(row.body).get("error") or {}
     return bool(error.get("metadata", {}).get("by"))
+
+
+def is_programs(lane: str) -> bool:
+    """Whether a lane is one of the program's own, as the library numbers them; others come from its commands."""
+    return lane == "0" or lane.startswith("0.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +93,20 @@ class Unfinished:
     progress: bytes | None
 
 
+class Try(NamedTuple):
+    """One call that left the system, or may have: what its row says beside this is read when it is recognised."""
+
+    step: int
+    pos: int
+    branch: int
+    unknown: bool
+
+
 @dataclass(slots=True)
 class Effects:
     """Calls that left the system, over all branches."""
 
-    _tries: dict[str, dict[int, StoredRow]] = field(default_factory=dict[str, dict[int, StoredRow]])
+    _tries: dict[str, dict[int, Try]] = field(default_factory=dict[str, dict[int, Try]])
 
     def add(self, row: StoredRow) -> None:
         """Take one outcome, in the order they were recorded. What did not happen frees its id again."""
@@ -98,17 +114,17 @@ class Effects:
             return
         tries = self._tries.setdefault(row.effect_id, {})
         if row.outcome in HAPPENED:
-            tries[row.step] = row
+            tries[row.step] = Try(row.step, row.pos, row.branch, row.outcome == "unknown")
             return
         # INVARIANT: only a later word on the same step takes it back: a try that was refused may be recorded after
         # the one that was made in its place.
         taken_back = tries.pop(row.step, None)
-        if taken_back is not None and taken_back.outcome == "unknown":
+        if taken_back is not None and taken_back.unknown:
             # Somebody looked: that holds for the effect, however often it was recognised.
-            for step in [s for s, other in tries.items() if other.outcome == "unknown"]:
+            for step in [s for s, other in tries.items() if other.unknown]:
                 del tries[step]
 
-    def known(self) -> dict[str, StoredRow]:
+    def known(self) -> dict[str, Try]:
         """The newest outcome of every effect that happened, or may have."""
         return {effect: tries[max(tries)] for effect, tries in self._tries.items() if tries}
 
@@ -117,7 +133,7 @@ class Effects:
         return {
             effect
             for effect, tries in self._tries.items()
-            if any(lineage.holds(row.branch, row.step) for row in tries.values())
+            if any(lineage.holds(one.branch, one.step) for one in tries.values())
         }
 
 
@@ -130,14 +146,16 @@ class Replay:
         last: the last step with one, by lane.
         unfinished: calls that a dead kernel began.
         checkpoint: what the program goes on from.
+        past: rows that were read last.
         saved: the newest checkpoint of the branch, which the next one may rest on: later than `checkpoint` while it runs.
     """
 
-    outcomes: dict[tuple[str, int], StoredRow] = field(default_factory=dict[tuple[str, int], StoredRow])
+    outcomes: Places = field(default_factory=Places)
     last: dict[str, int] = field(default_factory=dict[str, int])
     unfinished: dict[tuple[str, int], Unfinished] = field(default_factory=dict[tuple[str, int], Unfinished])
     checkpoint: CheckpointRecord | None = None
     saved: Base | None = None
+    past: Past = field(default_factory=Past)
 
     def add(self, row: StoredRow) -> None:
         """Take one outcome; of several for one place the newest counts.
@@ -149,22 +167,33 @@ class Replay:
         place = (row.lane, row.lane_step)
         held = self.outcomes.get(place)
         if held is None or (held.step, held.pos) <= (row.step, row.pos):
-            self.outcomes[place] = row
+            retry = row.outcome in RETRIED and not (was_sent(row) or was_answered(row))
+            self.outcomes.put(place, Held(row.step, row.pos, retry, row.outcome == "unknown"))
         if row.lane_step >= self.last.get(row.lane, -1):
             self.last[row.lane] = row.lane_step
 
-    def find(self, lane: str, lane_step: int) -> StoredRow | None:
+    def find(self, lane: str, lane_step: int) -> Held | None:
         """The outcome that answers this place again, or None where the call is to be made afresh."""
-        row = self.outcomes.get((lane, lane_step))
-        if row is None:
-            return None
-        if row.outcome in RETRIED and self.last.get(lane) == lane_step:
-            return row if was_sent(row) or was_answered(row) else None
-        return row
+        held = self.outcomes.get((lane, lane_step))
+        return None if held is None or (held.retry and self.last.get(lane) == lane_step) else held
 
     def waits(self) -> list[int]:
         """Steps whose outcome an operator has to settle, in order."""
-        return sorted(row.step for row in self.outcomes.values() if row.outcome == "unknown")
+        return sorted(held.step for _, held in self.outcomes.items() if held.unknown)
+
+    def recorded_order(self) -> list[int]:
+        """Positions of the outcomes that answer lanes of the program again, in the order in which they were recorded.
+
+        Empty where the program had one lane: its own order is all there is.
+        """
+        lanes: set[str] = set()
+        found: list[int] = []
+        for (lane, lane_step), held in self.outcomes.items():
+            retried = held.retry and self.last.get(lane) == lane_step
+            if is_programs(lane) and not held.unknown and not retried and held.pos < NEWEST:
+                lanes.add(lane)
+                found.append(held.pos)
+        return sorted(found) if len(lanes) > 1 else []
 
     @property
     def first_step(self) -> int:

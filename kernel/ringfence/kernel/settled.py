@@ -34,6 +34,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         replayed: whether it came from the journal.
         park: why the agent has to be parked after this answer; empty otherwise.
         withheld: whether nobody gets it: the program is ended first.
+        pos: position of the row that it came from; 0: it is new.
     """
 
     step: int
@@ -42,6 +43,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     replayed: bool = False
     park: str = ""
     withheld: bool = False
+    pos: int = 0
 
 
 class _Body(msgspec.Struct):
@@ -63,18 +65,21 @@ async def answer_from(row: StoredRow, blobs: Blobs, purged: frozenset[str]) -> A
         withheld = (
             f"the recorded result of step {row.step} is withheld: its permission was revoked with --purge"
         )
-        return Answer(step=row.step, failure=Revoked(withheld), replayed=True)
+        return Answer(step=row.step, failure=Revoked(withheld), replayed=True, pos=row.pos)
     if body.error is not None:
-        return Answer(step=row.step, failure=error_from(body.error), replayed=True)
+        return Answer(step=row.step, failure=error_from(body.error), replayed=True, pos=row.pos)
     if body.artifact is not None:
         try:
             return Answer(
-                step=row.step, result=await asyncio.to_thread(blobs.get, body.artifact), replayed=True
+                step=row.step,
+                result=await asyncio.to_thread(blobs.get, body.artifact),
+                replayed=True,
+                pos=row.pos,
             )
         except BlobError as error:
             lost = f"the recorded result of step {row.step} can't be read: {error}; restore the artifact directory"
-            return Answer(step=row.step, failure=AuditChainBroken(lost), replayed=True)
-    return Answer(step=row.step, result=bytes(body.result), replayed=True)
+            return Answer(step=row.step, failure=AuditChainBroken(lost), replayed=True, pos=row.pos)
+    return Answer(step=row.step, result=bytes(body.result), replayed=True, pos=row.pos)
 
 
 _DECIDED = ("approval", "rules", "grants", "reason", "epoch", "policy_version")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.kernel.facts import Facts
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, ScheduleRecord, StoredRow
 from ringfence.kernel.reads import History
-from ringfence.kernel.replay import Lineage, Replay
+from ringfence.kernel.replay import Lineage, Replay, Try
 from ringfence.kernel.rights import Rights
 from ringfence.kernel.waits import Wait, show
 
@@ -66,7 +66,7 @@ class Thread:
         self.lanes: dict[str, int] = {}
         self.flights: dict[int, Flight] = {}
         self.by_lane: dict[tuple[str, int], Flight] = {}
-        self.effects: dict[str, StoredRow] = {}
+        self.effects: dict[str, Try] = {}
         self.consumed_effects: set[str] = set()
         self.state = record.state
         self.waiting_for = record.waiting_for

@@ -6,7 +6,8 @@ import json
 from collections.abc import AsyncIterator
 
 from ringfence.kernel.journal.database import borrowed
-from ringfence.kernel.journal.store_base import StoreBase, statement, stored_row
+from ringfence.kernel.journal.store_agents import lineage_values
+from ringfence.kernel.journal.store_base import Lineage, StoreBase, statement, stored_row
 from ringfence.kernel.journal.types import AgentKey, KernelKey, StateVersion, StoredRow
 
 PAGE_ROWS = 256
@@ -48,6 +49,17 @@ class ReplayStore(StoreBase):
             if len(rows) < PAGE_ROWS:
                 return
             pos = rows[-1].pos
+
+    async def outcomes_from(self, key: AgentKey, lineage: Lineage, step: int, limit: int) -> list[StoredRow]:
+        """List the next outcomes of a branch and its ancestors from a step on, by step, without what was archived.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        place = {"after_step": step, "after_pos": 0, "limit": limit}
+        return await self._all(
+            "journal.lineage", stored_row, {"chain": key, **lineage_values(lineage), **place}
+        )
 
     async def born_under(self, key: AgentKey) -> bytes | None:
         """The body of the call that spawned an agent; None: it was submitted.

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from ringfence.kernel.dispatch import Dispatcher
 from ringfence.kernel.kernel_log import PLACE
 from ringfence.kernel.outcomes import Request, printable
+from ringfence.kernel.past import PAST_UNREAD
 from ringfence.kernel.server.gate import Bounds, Complaints, Hold
 from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
@@ -89,6 +90,8 @@ class Desk:
         """Run one call to its answer, also where there is a bug in its way."""
         try:
             return await self.dispatcher.call(self.thread, request)
+        except PAST_UNREAD as error:
+            return Answer(step=0, failure=error)
         except Exception:  # noqa: BLE001 - a bug is logged, as often as the log can bear
             # A bug must reach the agent as an answer: one that never comes would hold it for ever.
             return Answer(step=0, failure=self.bug(request.action))

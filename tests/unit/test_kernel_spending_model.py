@@ -59,7 +59,7 @@ class Lives(RuleBasedStateMachine):
         held = self.intents.pop(id(call))
         if word == "refused":
             call.give_back()
-            used = head(call.amounts("used", ran=False)).get("tokens", 0.0)
+            used = head(call.amounts("used", "refused")).get("tokens", 0.0)
             assert used == (held if call.again else 0.0)
         elif word == "error":
             used = head(call.amounts("used"))["tokens"]
@@ -179,8 +179,7 @@ class Carrying(RuleBasedStateMachine):
             call.came = round((held - call.carried) * part)
             if word == "refused":
                 call.give_back()
-            ran, known = word != "refused", word != "unknown"
-            said = head(call.amounts("used", ran=ran, known=known)).get("bytes", 0.0)
+            said = head(call.amounts("used", word)).get("bytes", 0.0)
         expected = {"refused": call.came, "unknown": held}.get(word, call.carried + call.came)
         if call.again and not expected:
             # What an attempt moved whose kernel died is not known.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from ringfence.console import render
 from ringfence.console.documents import records
-from ringfence.console.durations import span
+from ringfence.console.durations import size, span
 from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.render import Column
 from ringfence.console.session import Commands, Session
@@ -88,10 +88,10 @@ def print_pools(pools: Sequence[Mapping[str, Any]]) -> None:
         (
             safe(pool.get("pool", "")),
             safe(pool.get("name", "")),
-            number(pool.get("limit")) + (f" a {pool['period']}" if pool.get("period") else ""),
-            number(pool.get("used")),
-            number(pool.get("reserved") or None),
-            number(pool.get("left")),
+            _amount(pool, "limit") + (f" a {pool['period']}" if pool.get("period") else ""),
+            _amount(pool, "used"),
+            _amount(pool, "reserved") if pool.get("reserved") else "",
+            _amount(pool, "left"),
             safe(pool.get("resets_at") or "never"),
             safe(pool.get("origin", "")),
         )
@@ -129,7 +129,7 @@ def _print(document: Mapping[str, Any]) -> None:
 
 
 def _row(budget: Mapping[str, Any]) -> Sequence[str]:
-    limit = number(budget.get("limit"))
+    limit = _amount(budget, "limit")
     if budget.get("period_ms"):
         limit += f" in {span(budget['period_ms'])}"
     refill = budget.get("refill_ms")
@@ -137,12 +137,20 @@ def _row(budget: Mapping[str, Any]) -> Sequence[str]:
     return (
         safe(budget.get("name", "")),
         limit,
-        number(budget.get("used")),
-        number(budget.get("reserved") or None),
-        number(budget.get("left")),
+        _amount(budget, "used"),
+        _amount(budget, "reserved") if budget.get("reserved") else "",
+        _amount(budget, "left"),
         refills,
         safe(budget.get("origin", "")),
     )
+
+
+def _amount(line: Mapping[str, Any], key: str) -> str:
+    """A number of a budget's line, as a size where it is of bytes."""
+    value = line.get(key)
+    if line.get("name") == "bytes" and isinstance(value, int | float):
+        return size(value)
+    return number(value)
 
 
 def number(value: object) -> str:

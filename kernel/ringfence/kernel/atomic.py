@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from ringfence.kernel.admission import Admission
+from ringfence.kernel.carrying import counted
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
 from ringfence.kernel.journal.deltas import PackedSave, pack
@@ -59,7 +60,9 @@ def atomic_entry(flight: Flight, packed: PackedSave | None = None) -> tuple[Entr
         told.result, told.woken = result, woken_by(done)
         if isinstance(done, dict) and cast("dict[str, Any]", done).get("tainted"):
             flight.taint(f"a message from `{cast('dict[str, Any]', done).get('from_name')}`")
-        head = flight.opening() + flight.answered_at(found, result)
+        head = flight.opening()
+        if flight.carried:
+            head += flight.answered_at(found, result)
         head += b'"arguments":' + (flight.canonical if packed is None else _named(packed))
         outcome.body = head + b',"result":' + result + b"," + flight.explain()
         return outcome.body
@@ -83,7 +86,7 @@ async def run_atomic(core: Core, outcomes: Outcomes, flight: Flight) -> Answer:
     early = await body.wait(flight, flight.arguments) if flight.row.waits else None
     packed = await _pack(flight) if saves_state(flight) else None
     while True:
-        if flight.row.waits:
+        if flight.row.waits and counted(flight.thread):
             await Admission(core).load(flight)
         if early is None:
             entry, done = atomic_entry(flight, packed)

@@ -198,8 +198,7 @@ class FlightState(Spending):
         row.duration_us = time.time_ns() // 1000 - self.started_us
         head = b"" if self.intent_written else b'"arguments":' + self.canonical + b","
         # An empty payload: what it used is said when the work is done.
-        ran, known = outcome not in ("denied", "refused"), outcome != "unknown"
-        used = self.amounts("used", ran=ran, known=known) if payload else b""
+        used = self.amounts("used", outcome) if payload else b""
         row.body = b"".join((self.opening(outcome), used, head, payload, self.explain()))
         return row
 
@@ -226,9 +225,7 @@ class FlightState(Spending):
         self.came = size
 
     def answered_at(self, found: msgspec.Struct, result: bytes) -> bytes:
-        """Count the answer of work that commits with it. Returns the head of the body."""
-        if not self.carried:
-            return b""
+        """Count the answer of work that commits with it. Returns what its body says of that."""
         self.came = content_bytes(found, len(result))
         return self.amounts("used")
 

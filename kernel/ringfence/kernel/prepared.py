@@ -34,7 +34,8 @@ async def run_prepared(core: Core, outcomes: Outcomes, flight: Flight) -> Answer
         told = body.finish(flight.arguments, found)
         result = encode_result(flight.row, told)
         done[:], answer[:] = [found], [result]
-        head = flight.opening() + flight.answered_at(told, result) + b'"arguments":' + flight.canonical
+        used = flight.answered_at(told, result) if flight.carried else b""
+        head = flight.opening() + used + b'"arguments":' + flight.canonical
         outcome.body = head + b',"result":' + result + b"," + flight.explain()
         return outcome.body
 

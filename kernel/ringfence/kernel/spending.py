@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from ringfence.kernel.thread import Thread
 
 _AMOUNTS = frozenset(AMOUNTS)
+_NOTHING: Mapping[str, float] = MappingProxyType({})
 SAID = ("tokens", "usd")
 """Amounts of which the body of a call says what it took; of `bytes` the kernel knows."""
 
@@ -43,7 +45,7 @@ class Spending:
     def __init__(self, thread: Thread) -> None:
         self.thread = thread
         self.reserved: dict[str, float] = {}
-        self.settled: Mapping[str, float] = {}
+        self.settled: Mapping[str, float] = _NOTHING
         self.again = False
         self.spent = ""
         self.drawn: Drawn = ()
@@ -158,15 +160,14 @@ class Spending:
         self.drawn = self.ahead = ()
         self.reserved = {}
 
-    def amounts(self, word: str, *, ran: bool = True, known: bool = True) -> bytes:
+    def amounts(self, word: str, outcome: str = "ok") -> bytes:
         """The head of a body: what an intent has `reserved`, or what an outcome `used`; empty where that is nothing.
 
         INVARIANT: of a call that ran and that nobody settled, all counts: here, and in the budget of later calls.
 
         Args:
             word: which of the two.
-            ran: whether the call ran.
-            known: whether it is known how that ended.
+            outcome: how the call ended.
         """
         if self.ahead and word == "used":
             # It destroyed nothing.
@@ -176,11 +177,12 @@ class Spending:
             return b""
         held = self._held
         if word == "used":
+            ran = outcome not in ("denied", "refused")
             if any(name in held and name not in self.settled for name in SAID):
                 self.settle(held if ran else {})
             if "bytes" in held:
                 whole = self.carried + self.came if ran else self.came
-                self.carry(whole if known else held["bytes"])
+                self.carry(held["bytes"] if outcome == "unknown" else whole)
         amounts = self.settled if word == "used" else held
         if not any(amounts.values()):
             return b""

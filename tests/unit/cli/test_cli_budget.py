@@ -53,3 +53,20 @@ def test_changes_that_make_no_sense(words, door, run) -> None:
     result = run("budget", "bot", *words)
     assert result.exit_code == 2
     assert "set NAME VALUE" in result.stderr
+
+
+def test_bytes_are_shown_as_sizes(door, run) -> None:
+    line = {
+        **SHOWN["budgets"][0],
+        "name": "bytes",
+        "limit": 10485760.0,
+        "used": 3072.0,
+        "reserved": 512.0,
+        "left": 1 << 20,
+    }
+    pool = {**line, "pool": "fleet", "period": "day", "agents": 1, "resets_at": None}
+    door.answers["Budget"] = {**SHOWN, "budgets": [line], "pools": [pool]}
+    rows = run("budget", "bot").stdout.splitlines()
+    for first in ("bytes", "fleet"):
+        row = next(row for row in rows if row.startswith(first))
+        assert all(f" {size} " in row for size in ("10 MiB", "3.0 KiB", "512 B", "1.0 MiB"))

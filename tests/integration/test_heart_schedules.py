@@ -288,6 +288,8 @@ async def test_a_pause_of_the_schedule_forgets_what_waits(world: World) -> None:
     await world.passes(2 * HOUR)
     assert thread.schedule is not None
     assert len(thread.schedule.queued) == 2
+    await world.heart.kernel.scheduler.move(thread, paused=False)
+    assert len(thread.schedule.queued) == 2
     await world.heart.kernel.scheduler.move(thread, paused=True)
     await world.end(thread)
     assert (await world.fires(thread), thread.state) == ([at(1)], "sleeping")

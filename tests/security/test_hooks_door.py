@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import re
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from ringfence.kernel.operations import hooks
 from ringfence.kernel.outreach import Outreach
 from ringfence.kernel.server import hooks as door_of_hooks
 from ringfence.kernel.thread import Thread
+from ringfence.policy.kernel_file import parse_kernel_file
 from support.heart import Heart, heart_on
 from support.scenes import short_directory
 from support.signed import free_port, new_key, signed
@@ -34,6 +38,7 @@ spec:
       slow: {{key: {{secret: slow}}, agents: ["*"], rate: 2/h}}
       unset: {{key: {{secret: nobody}}, agents: ["*"]}}
 """
+PAGE = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text(encoding="utf-8")
 RECEIVES = ['messages.*: "*"']
 
 
@@ -319,3 +324,32 @@ async def test_a_message_taints_where_its_agent_is_moved_to_as_well(door: Door) 
     assert moved.facts.taint is None
     await door.heart.call(moved, 1, "messages.receive", timeout_ms=9000)
     assert moved.facts.taint is not None
+
+
+async def test_the_program_of_the_page_delivers(door: Door) -> None:
+    thread = await door.heart.agent(name="build", allow=RECEIVES)
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    url = f"http://127.0.0.1:{door.port}/v1/hooks/ci/agents/build"
+    for body, code, said in (
+        (b"[1]", 0, b'"repeated":false'),
+        (b"[1]", 0, b'"repeated":true'),
+        (b"[2]", 1, b'"reason":"Replayed"'),
+    ):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", program, url, "build-4711"),
+            env={"KEY": door.keys["ci"]},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        answer, _ = await process.communicate(body)
+        assert (process.returncode, said in answer) == (code, True), answer
+    assert await door.messages(thread) == 1
+
+
+def test_the_kernel_file_of_the_page_is_read() -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    found = parse_kernel_file(f"apiVersion: ringfence/v1\nkind: Kernel\n{text}").callback
+    assert found is not None
+    assert {name: hook.rate.text for name, hook in found.hooks.items()} == {"ci": "60/m", "shop": "600/m"}
+    assert found.hooks["shop"].reaches("any", {"team": "billing"})

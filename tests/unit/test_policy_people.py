@@ -187,3 +187,12 @@ def test_more_people_than_there_can_be_are_warned_of(callback: str, told: bool) 
     assert [(one.line, "2 people have to approve" in one.message) for one in found] == (
         [(5, True)] if told else []
     )
+
+
+def test_messages_of_hooks_taint_so_that_a_condition_on_it_can_hold() -> None:
+    rules = "  ceilings: {when: [{action: http.*, if: tainted, then: deny}]}\n  untaint: [{exec.run: 'sanitise *'}]\n"
+    hook = f"  callback: {{{AT}, hooks: {{ci: {{key: {KEY}, agents: [a]}}}}}}\n"
+    told = [problem.message for problem in lint_kernel_file(parse_kernel_file(KERNEL + rules))]
+    assert len([text for text in told if "no resource is `untrusted`" in text]) == 2
+    heard = [problem.message for problem in lint_kernel_file(parse_kernel_file(KERNEL + rules + hook))]
+    assert not any("no resource is `untrusted`" in text for text in heard)

@@ -309,8 +309,14 @@ class Scheduler:
         """Pause the schedule, or let it fire again from now on. A run under way goes on."""
         async with thread.operation:
             following = None if paused else self.next_of(thread)
+            # What waits for a run is forgotten by a pause alone: to resume what goes on already changes nothing.
+            kept = thread.schedule is not None and not paused and not thread.schedule.paused
             thread.schedule = await self._core.store.move_schedule(
-                thread.key, following, paused=paused, settled_at=self._now()
+                thread.key,
+                following,
+                paused=paused,
+                queued=thread.schedule.queued if thread.schedule is not None and kept else (),
+                settled_at=self._now(),
             )
             self._arm(thread)
             if thread.schedule is not None and not thread.schedule.running and thread.state == "sleeping":

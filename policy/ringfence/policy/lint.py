@@ -56,17 +56,23 @@ def lint_kernel_file(file: KernelFile) -> list[Problem]:
     found += _conditions(file.ceilings.when, None, None)
     whens = [*file.ceilings.when, *(item for role in file.declared_roles.values() for item in role.when)]
     found += _labels(whens, file)
-    if file.untaint and not any(declared.untrusted for declared in file.resources.values()):
+    if file.untaint and not _taints(file):
         first = file.untaint[0]
-        found.append(
-            _at(first, "no resource is `untrusted`, so nothing is ever tainted", "mark the resource")
-        )
+        text = "no resource is `untrusted` and there are no hooks, so nothing is ever tainted"
+        found.append(_at(first, text, "mark the resource"))
     found += _people(file)
     for declared in file.resources.values():
         if declared.type in {"http", "llm"} and declared.auth is not None and _in_clear(declared.base):
             what = f"the credential of `{declared.name}` is sent over `http://` in the clear"
             found.append(Problem(line=declared.line, column=1, message=what, fix="use `https://`"))
     return sorted(set(found))
+
+
+def _taints(file: KernelFile) -> bool:
+    """Whether anything from outside taints whoever reads it: answers of a resource, or messages of a hook."""
+    return any(one.untrusted for one in file.resources.values()) or bool(
+        file.callback and file.callback.hooks
+    )
 
 
 def _people(file: KernelFile) -> list[Problem]:
@@ -190,7 +196,7 @@ def _gaps(item: Condition, whens: Sequence[Condition], allows: Sequence[Rule]) -
 
 def _labels(whens: Iterable[Condition], file: KernelFile) -> Iterator[Problem]:
     declared = {resource.environment for resource in file.resources.values()} - {""}
-    untrusted = any(resource.untrusted for resource in file.resources.values())
+    untrusted = _taints(file)
     vouches = [one for resource in file.resources.values() for one in resource.vouches]
     vouched = {said.name for one in vouches for said in one.said} - {""}
     for item in whens:

@@ -219,3 +219,10 @@ def test_a_scratch_directory_in_use_is_refused(box: Box) -> None:
     box.host.call("command", **spec)
     with pytest.raises(Exception, match="wall `scratch directory`"):
         box.host.call("command", **spec)
+
+
+def test_what_may_be_written_may_be_moved_between_directories(box: Box) -> None:
+    """One call each: `mv` would copy where that is refused."""
+    code = "import os; os.rename('one/a', 'two/b'); os.link('two/b', 'one/c'); print(os.listdir('one'))"
+    done = box.run(f'mkdir one two; echo new > one/a; python3 -c "{code}"', workspace_of(box))
+    assert (done.code, done.err, done.out) == (0, "", "['c']\n")

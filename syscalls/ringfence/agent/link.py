@@ -27,23 +27,25 @@ class Link:
         settings: where the kernel is.
         path: of the method.
         metadata: more header lines for the kernel.
+        connected: a socket that leads to the kernel already, and is this one's from now on.
 
     Raises:
         Ended: nothing listens there.
     """
 
-    def __init__(self, settings: wire.Settings, path: str, metadata: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(
+        self,
+        settings: wire.Settings,
+        path: str,
+        metadata: Iterable[tuple[str, str]] = (),
+        connected: socket.socket | None = None,
+    ) -> None:
         self._exchange = Exchange(path, most_bytes=wire.MESSAGE_BYTES, metadata=metadata)
         self._messages: list[bytes] = []
         self._mutex = threading.Lock()  # over the exchange and what follows
         self._reading = False
         self._closed = False
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        try:
-            self._socket.connect(settings.socket)
-        except OSError as error:
-            self._socket.close()
-            raise Ended("UNAVAILABLE", f"{error.strerror}: `{settings.socket}`") from None
+        self._socket = connected or _connect(settings.socket)
         self._socket.setblocking(False)
         # Rung by who leaves bytes for the reader to write, or gives the call up.
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -148,3 +150,13 @@ class Link:
     def _release(self) -> None:
         self._socket.close()
         os.close(self._bell)
+
+
+def _connect(path: str) -> socket.socket:
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        found.connect(path)
+    except OSError as error:
+        found.close()
+        raise Ended("UNAVAILABLE", f"{error.strerror}: `{path}`") from None
+    return found

@@ -20,6 +20,8 @@ from ringfence.agent.status import Ended
 from ringfence.v1.syscalls_pb2 import StreamRequest, StreamResponse
 
 if TYPE_CHECKING:
+    import socket
+
     from ringfence.agent.lanes import Lane
     from ringfence.v1.syscalls_pb2 import Reply, Welcome
 
@@ -48,8 +50,10 @@ class _Link:
         KernelGone: nothing came in time.
     """
 
-    def __init__(self, settings: wire.Settings, timeout_s: float) -> None:
-        self._link = Link(settings, wire.STREAM)
+    def __init__(
+        self, settings: wire.Settings, timeout_s: float, connected: socket.socket | None = None
+    ) -> None:
+        self._link = Link(settings, wire.STREAM, connected=connected)
         self.close = self._link.close
         try:
             self.send(wire.hello_frame(settings))
@@ -83,13 +87,25 @@ class _Link:
 class Session:
     """All calls of a process, from any number of threads.
 
+    Args:
+        settings: where the kernel is.
+        patience_s: how long to try when it goes away, in seconds.
+        connected: a socket that leads to it already, for the first attempt.
+
     Raises:
         KernelGone: nothing answers within `patience_s`.
         BadCredential: the token isn't the one of this start.
     """
 
-    def __init__(self, settings: wire.Settings, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        settings: wire.Settings,
+        *,
+        patience_s: float = PATIENCE_S,
+        connected: socket.socket | None = None,
+    ) -> None:
         self._settings = settings
+        self._connected = connected
         self._mutex = threading.Lock()
         self._core: Core[_Waiting] = Core()
         self._patience = Patience(patience_s)
@@ -198,8 +214,9 @@ class Session:
     def _connect(self) -> None:
         """Open a stream, again and again while there is patience, and send what has no answer."""
         while self._core.fatal is None:
+            connected, self._connected = self._connected, None
             try:
-                link = _Link(self._settings, self._patience.left_s())
+                link = _Link(self._settings, self._patience.left_s(), connected)
             except Ended as ended:
                 self._failed(ended)
             except RingfenceError as error:

@@ -76,9 +76,12 @@ class NativeSandbox:
         self._records = data_dir / "sandboxes"
         self._root = self._records / ROOT_NAME
         self._own: set[str] = set()
+        self._wardens: set[str] = set()
         self._warden: WardenClient | None = None
         self._warm_environment = warm_environment
         self._sub_uids = sub_uids
+        self._resolved = ("", "")
+        """Of records and root, once they are there."""
 
     @property
     def name(self) -> str:
@@ -195,16 +198,17 @@ class NativeSandbox:
                 if time.time() - path.stat().st_mtime > _PROBE_STALE_S:
                     shutil.rmtree(path, ignore_errors=True)
         try:
-            cgroups.sweep(str(self._records), self._own)
+            cgroups.sweep(str(self._records), self._wardens)
         except OSError as error:
             raise SandboxError(
                 f"control groups of an earlier kernel can't be emptied: {error}; run the kernel as the user that started it"
             ) from error
 
     async def _launch(self, job: Job, stdin: bytes, outputs: tuple[int, ...]) -> NativeProgram:
-        self._prepare()
         if self._warden is None or not self._warden.alive:
             self._warden = WardenClient.start(self._warm_environment, sub_uids=self._sub_uids)
+            self._wardens.clear()
+            self._wardens.add(str(self._warden.pid))
         name = job["name"]
         self._own.add(name)
         lent: list[int] = []
@@ -224,22 +228,26 @@ class NativeSandbox:
     def _order(self, job: Job) -> Order:
         """The part of a job that its supervisor has to know."""
         known = {name: value for name, value in job.items() if name in Order.__annotations__}
+        known["readonly"] = [path for path in job["readonly"] if job["sources"].get(path, path) == path]
         # Commands start another program sooner or later; only agents' own are worth the memory.
         warm = self._warm_environment if job["image"] else None
         known["warm"] = warm is not None and parse(job["argv"], job["env"], warm) is not None
         return cast("Order", known)
 
     def _prepare(self) -> None:
-        self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._root.mkdir(mode=0o700, exist_ok=True)
+        if not self._resolved[0] or not os.path.isdir(self._root):  # noqa: PTH112 - at each start
+            self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._root.mkdir(mode=0o700, exist_ok=True)
+            self._resolved = str(self._records.resolve()), str(self._root.resolve())
 
     def _job(self, spec: ProgramSpec | CommandSpec) -> Job:
         limits = checked_limits(spec.limits)
+        self._prepare()
         return {
             "name": uuid.uuid4().hex,
             "agent": spec.agent,
-            "records": str(self._records.resolve()),
-            "root": str(self._root.resolve()),
+            "records": self._resolved[0],
+            "root": self._resolved[1],
             "argv": checked_words(spec.argv),
             "env": checked_environment(spec.env),
             "uid": checked_uid(spec.uid),

@@ -268,7 +268,8 @@ def sweep(records: str, keep: AbstractSet[str]) -> None:
 
     Args:
         records: directory of the kernel's records.
-        keep: names of sandboxes that live. It may grow meanwhile: a name is in it before there is a group.
+        keep: how names of groups begin, up to their first dot, that belong to somebody who lives: the pids of wardens. It may
+            grow meanwhile: a pid is in it before there is a group.
 
     Raises:
         OSError: what is in one can't be ended.
@@ -276,7 +277,7 @@ def sweep(records: str, keep: AbstractSet[str]) -> None:
     mark = _mark(records) + "-"
     for parent, version in _parents():
         for name in _inside(f"{parent}/{SHARED}"):
-            if name.startswith(mark) and name.removeprefix(mark) not in keep:
+            if name.startswith(mark) and name.removeprefix(mark).partition(".")[0] not in keep:
                 left = Groups({"": (f"{parent}/{SHARED}/{name}", version)})
                 left.kill()
                 left.remove()

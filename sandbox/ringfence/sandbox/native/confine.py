@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
+from collections.abc import Iterable
 
 from ringfence.sandbox.native import jail, landlock, linux, seccomp
 from ringfence.sandbox.native.job import INSIDE_UID, Job, Refused, wall
@@ -26,37 +28,102 @@ _STATUS_WANTED = {
     "Seccomp": 2,
 }
 _HEXADECIMAL = 16
+_STATUS_BYTES = 16384
 
 
-def give_up_rights(job: Job, *, memory_in_group: bool) -> int:
-    """Confine this process and all its descendants. There is no way back.
+def _capabilities() -> contextlib.AbstractContextManager[None]:
+    fix = "run the kernel as root or as an ordinary user, not with a part of root's capabilities"
+    return wall("capabilities", fix)
+
+
+def _landlock() -> contextlib.AbstractContextManager[None]:
+    return wall("landlock", "report this with the output of `ringfence doctor`")
+
+
+def begin(root: str) -> landlock.Rules:
+    """What is the same for all sandboxes, in the process that their other processes come from.
+
+    Args:
+        root: of the sandbox, where it stands yet.
 
     Returns:
-        The Landlock ABI in force, 0 for none.
+        The rules that will hold for files, as far as they are known.
 
     Raises:
-        Refused: a wall can't be raised, or doesn't stand after all.
+        Refused: a wall can't be raised.
+    """
+    with _capabilities():
+        linux.drop_bounding_set()
+        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    with _landlock():
+        rules = landlock.Rules()
+        rules.add([(f"{root}/", landlock.READ), (f"{root}/proc", landlock.WRITE)])
+        rules.add([(path, landlock.READ_AND_RUN) for path in _there(root, jail.SYSTEM)])
+        rules.add([(f"{root}/dev/{name}", landlock.DEVICE) for name in jail.DEVICES])
+        return rules
+
+
+def allow_job(rules: landlock.Rules, job: Job) -> None:
+    """Add to these what a job names. Called in the new root.
+
+    Raises:
+        Refused: a rule can't be made.
+    """
+    runnable = [*job["readonly"], *job["mounts"], *(["/program"] if job["image"] else [])]
+    writable = ["/tmp", *(["/workspace"] if job["lower"] else [])]  # noqa: S108 - the sandbox's own
+    with _landlock():
+        rules.add([(path, landlock.READ_AND_RUN) for path in _there("", runnable)])
+        rules.add([(path, landlock.CHANGE) for path in writable])
+
+
+def _there(root: str, paths: Iterable[str]) -> list[str]:
+    return [f"{root}{path}" for path in paths if os.path.exists(f"{root}{path}")]
+
+
+def filter_calls(*, memfd: bool) -> None:
+    """Put the filter of system calls on this process and all its descendants. It leaves what the other walls need.
+
+    Args:
+        memfd: whether a control group counts memory, see `seccomp.program`. A second filter only adds to the first.
+
+    Raises:
+        Refused: a wall can't be raised.
+    """
+    # Zero stops core files, but not a core_pattern that pipes them to a program of the host; one byte stops both. The
+    # filter then keeps it so.
+    with wall("seccomp", "the Linux kernel must have CONFIG_SECCOMP_FILTER"):
+        _bound(resource.RLIMIT_CORE, _CORE_BYTES)
+        seccomp.install(seccomp.program(memfd=memfd))
+
+
+def give_up_rights(job: Job, rules: landlock.Rules) -> None:
+    """Give up user, capabilities and files, in a process that comes of one that has called `begin`. There is no way back.
+
+    Args:
+        job: of the sandbox.
+        rules: with what `allow_job` has added.
+
+    Raises:
+        Refused: a wall can't be raised.
     """
     # With a sub-uid this is the kernel's user yet, as uid 0 inside.
     uid = INSIDE_UID if job["sub"] else job["uid"]
-    with wall(
-        "capabilities",
-        "run the kernel as root or as an ordinary user, not with a part of root's capabilities",
-    ):
-        linux.drop_bounding_set()
+    with _capabilities():
         if uid is not None:
             become(uid)
         linux.drop_capabilities()
-        linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    with wall("landlock", "report this with the output of `ringfence doctor`"):
-        abi = landlock.restrict(_rules(job))
-    # Zero stops core files, but not a core_pattern that pipes them to a program of the host; one byte stops both. The
-    # filter then keeps it so.
-    _bound(resource.RLIMIT_CORE, _CORE_BYTES)
-    with wall("seccomp", "the Linux kernel must have CONFIG_SECCOMP_FILTER"):
-        seccomp.install(seccomp.program(memfd=memory_in_group))
-    _verify()
-    return abi
+    with _landlock():
+        rules.restrict()
+
+
+def stand_alone() -> None:
+    """Keep this process from signalling any but its descendants.
+
+    Raises:
+        Refused: a wall can't be raised.
+    """
+    with _landlock():
+        landlock.bound_signals()
 
 
 def become(uid: int) -> None:
@@ -70,40 +137,61 @@ def become(uid: int) -> None:
     os.setresuid(uid, uid, uid)
 
 
-def _rules(job: Job) -> list[tuple[str, int]]:
-    runnable = [*jail.SYSTEM, *job["readonly"], *job["mounts"], *(["/program"] if job["image"] else [])]
-    writable = ["/tmp", *(["/workspace"] if job["lower"] else [])]  # noqa: S108 - the sandbox's own
-    rules = [("/", landlock.READ), ("/proc", landlock.WRITE)]
-    rules += [(path, landlock.READ_AND_RUN) for path in runnable if os.path.exists(path)]
-    rules += [(path, landlock.CHANGE) for path in writable]
-    return rules + [(f"/dev/{name}", landlock.DEVICE) for name in jail.DEVICES]
+def verify() -> None:
+    """Look whether all walls stand that can be seen from here.
 
-
-def _verify() -> None:
+    Raises:
+        Refused: one doesn't.
+    """
     # INVARIANT: nothing here may import, not even a codec: the interpreter's own files may be out of reach by now.
-    with open("/proc/self/status", "rb") as file:
-        status = dict(line.decode("utf-8", "replace").split(":", 1) for line in file)
+    status = _status()
     for name, wanted in _STATUS_WANTED.items():
-        found = int(status[name].strip(), _HEXADECIMAL)
+        found = status[name]
         if found != wanted:
             raise Refused(
                 f"the sandbox's wall `{name}` does not stand: it is {found:x}; report this as a bug"
             )
 
 
-def become_program(job: Job, *, pids_in_group: bool, memory_in_group: bool) -> None:
-    """Last steps of the process that becomes the program: signals, resource limits, and what the OOM killer prefers.
+def _status() -> dict[str, int]:
+    descriptor = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = os.read(descriptor, _STATUS_BYTES)
+    finally:
+        os.close(descriptor)
+    return {
+        name: int(text.partition(b"\n%s:" % name.encode())[2].partition(b"\n")[0], _HEXADECIMAL)
+        for name in _STATUS_WANTED
+    }
+
+
+def rehearse() -> None:
+    """Go through what can be done without doing anything, in a process that has time until it has a job."""
+    _status()
+    landlock.Rules().close()
+
+
+def stand_apart() -> None:
+    """First steps of the process that will be the program: a session and signals of its own, and what the OOM killer prefers.
 
     Raises:
-        OSError: a limit can't be set.
+        OSError: the host refuses.
     """
     os.setsid()
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    linux.prctl(linux.PR_SET_DUMPABLE, 1)
     with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
         # A group short of memory must lose the program, not the reaper that reports its end.
         file.write(str(_OOM_SCORE).encode())
+
+
+def become_program(job: Job, *, pids_in_group: bool, memory_in_group: bool) -> None:
+    """Its last steps: it may be looked at by others of its user again, and resource limits.
+
+    Raises:
+        OSError: a limit can't be set.
+    """
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)
     # A uid's processes are counted over all its sandboxes: with a group of its own this is only a second bound.
     processes = 2 * job["pids"] + 8 if pids_in_group else job["pids"] + 1
     limits = {

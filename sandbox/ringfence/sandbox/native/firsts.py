@@ -4,26 +4,31 @@ A spare has done all that is the same for every sandbox, which is most of the wo
 """
 
 # The warden works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
-# ruff: noqa: PTH110
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import queue
 import select
 import signal
 import socket
+import struct
 import threading
 import time
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
-from ringfence.sandbox.native import identity, launcher, users, zygote
-from ringfence.sandbox.native.job import PACKET_BYTES, First, Refused
+from ringfence.sandbox.native import launcher, users, zygote
+from ringfence.sandbox.native.cgroups import Groups, label
+from ringfence.sandbox.native.job import GROUPS_FIX, PACKET_BYTES, First, Refused, wall
 
 _ZYGOTE_DESCRIPTOR = 3
-_ADOPTED_TRIES = 5000
-_PAUSE_S = 0.001
+_CREDENTIALS = struct.Struct("=iII")
+"""Pid, uid and gid of who has sent a packet, as Linux tells them."""
+_KINDS_MOST = 4
+"""Of no more kinds at a time is a spare one kept, those that were asked for last."""
 _QUIET_S = 0.05
 """Spare ones are made when nothing was started for so long: they must not be in the way of what starts."""
 
@@ -39,11 +44,13 @@ class Kind(NamedTuple):
         warm: forked from a warm interpreter.
         records: as in `Job`.
         user: the form of the wall `uid`.
+        readonly: as in `Order`.
     """
 
     warm: bool
     records: str
     user: str
+    readonly: tuple[str, ...] = ()
 
 
 class FirstProcess:
@@ -52,15 +59,19 @@ class FirstProcess:
     Attributes:
         link: to it.
         pid: as this process sees it; 0: not known yet, see `settle`.
+        groups: the control groups of its sandbox, without limits yet.
+        shown: directories that it is to show as soon as it can.
     """
 
     def __init__(self, link: socket.socket, lease: users.Lease | None) -> None:
         self.link = link
         self.pid = 0
+        self.groups = Groups({})
+        self.shown: tuple[str, ...] = ()
         self._lease = lease
 
     def settle(self) -> None:
-        """Wait until it is there and a child of this process: only then its status can be taken, and our death ends it.
+        """Wait until it is there, and have it enter its control groups.
 
         Raises:
             Refused: it can't be had.
@@ -68,31 +79,35 @@ class FirstProcess:
         """
         if self.pid:
             return
-        message = self._hear()
-        if "map" in message:
-            self._map(message["map"])
-            message = self._hear()
-        self.pid = message["pid"]
-        for _ in range(_ADOPTED_TRIES):
-            if identity.parent(self.pid) == os.getpid():
-                return
-            time.sleep(_PAUSE_S)
-        raise Lost("its first process was not handed over")
+        self.pid = self._meet()
+        if self._lease is not None:
+            self._map()
+        with wall("control groups", GROUPS_FIX):
+            opened = self.groups.admit(self.pid)
+        try:
+            with contextlib.suppress(OSError):  # it has died, which whoever gives it a job sees
+                socket.send_fds(
+                    self.link, [json.dumps([self.shown, sorted(self.groups.where)]).encode()], opened
+                )
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
 
-    def _hear(self) -> dict[str, int]:
-        packet = self.link.recv(PACKET_BYTES)
+    def _meet(self) -> int:
+        """Hear its first word; its pid is Linux' own word."""
+        packet, told, _, _ = self.link.recvmsg(PACKET_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size))
         if not packet:
-            raise Lost("the process that sandboxes are forked from died")
-        message = json.loads(packet)
-        if "refused" in message:
-            raise Refused(message["refused"])
-        return message
+            raise Lost("it died, or the process that sandboxes are forked from did")
+        if packet != zygote.HERE:
+            raise Refused(json.loads(packet)["refused"])
+        self.link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)  # descriptors come later in its place
+        return _CREDENTIALS.unpack(told[0][2])[0]
 
-    def _map(self, pid: int) -> None:
-        """Write the maps for who makes the first process and waits; it goes if that is refused."""
+    def _map(self) -> None:
+        """Write the maps of its user namespace, for which it waits; it goes if that is refused."""
         answer = b"refused"
         try:
-            cast("users.Lease", self._lease).write(pid)
+            cast("users.Lease", self._lease).write(self.pid)
             answer = launcher.MAPPED
         finally:
             with contextlib.suppress(OSError):  # it has died; what it says next tells so
@@ -118,33 +133,59 @@ class FirstProcess:
                 os.kill(self.pid, signal.SIGKILL)  # ours, and not waited for: the pid is still its own
             self.reap()
         self._give_back()
+        self.groups.remove()
 
     def reap(self) -> int:
         """Take the status of one that is dead or dying."""
+        pid, self.pid = self.pid, 0
         try:
-            return self._status()
+            return os.waitpid(pid, 0)[1]
         finally:
             self._give_back()
 
-    def _status(self) -> int:
-        for _ in range(_ADOPTED_TRIES):
+
+class Starter:
+    """Starts zygotes.
+
+    INVARIANT: by one thread that lives as long as this process. To Linux it is a thread that is a process's parent: when
+    that ends, so do all first processes that were forked by the zygotes it has started (PR_SET_PDEATHSIG).
+    """
+
+    def __init__(self) -> None:
+        self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def start(self, argv: list[str], env: dict[str, str], link: int) -> None:
+        """Start one, with its end of a link to this process.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        failed: queue.SimpleQueue[OSError | None] = queue.SimpleQueue()
+
+        def work() -> None:
+            actions = [(os.POSIX_SPAWN_DUP2, link, _ZYGOTE_DESCRIPTOR)]
             try:
-                status = os.waitpid(self.pid, 0)[1]
-            except ChildProcessError:
-                if not os.path.exists(f"/proc/{self.pid}"):
-                    break
-                time.sleep(_PAUSE_S)
+                os.posix_spawn(argv[0], argv, env, file_actions=actions, setsid=True)
+            except OSError as error:
+                failed.put(error)
             else:
-                self.pid = 0
-                return status
-        self.pid = 0
-        return signal.SIGKILL
+                failed.put(None)
+
+        self._orders.put(work)
+        if (error := failed.get()) is not None:
+            raise error
+
+    def _serve(self) -> None:
+        while True:
+            self._orders.get()()
 
 
 class Zygote:
     """One zygote, started when it is needed and again when it has died."""
 
-    def __init__(self, argv: list[str], env: dict[str, str], *, greets: bool) -> None:
+    def __init__(self, starter: Starter, argv: list[str], env: dict[str, str], *, greets: bool) -> None:
+        self._starter = starter
         self._argv = argv
         self._env = env
         self._greets = greets
@@ -168,6 +209,7 @@ class Zygote:
         """
         directory = os.open(records, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         try:
             lent = [theirs.fileno(), directory]
             with self._lock:
@@ -195,8 +237,7 @@ class Zygote:
             return False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), _ZYGOTE_DESCRIPTOR)]
-            os.posix_spawn(self._argv[0], self._argv, self._env, file_actions=actions, setsid=True)
+            self._starter.start(self._argv, self._env, theirs.fileno())
         if self._greets and ours.recv(PACKET_BYTES) != zygote.READY:
             # It can't import what agents need, or it was killed, which is worth one more attempt.
             self._refused += 1
@@ -216,14 +257,18 @@ class Pool:
 
     def __init__(self, warm_environment: dict[str, str] | None, ids: users.Ids | None) -> None:
         self._leases = None if ids is None else users.Leases(ids)
-        self._cold = Zygote(launcher.command("zygote", "main", str(_ZYGOTE_DESCRIPTOR)), {}, greets=False)
+        starter = Starter()
+        cold = launcher.command("zygote", "main", str(_ZYGOTE_DESCRIPTOR))
+        self._cold = Zygote(starter, cold, {}, greets=False)
         self._warm: Zygote | None = None
         if warm_environment is not None:
             environment = launcher.warm_environment(warm_environment)
-            self._warm = Zygote(launcher.warm_command(_ZYGOTE_DESCRIPTOR), environment, greets=True)
+            warm = launcher.warm_command(_ZYGOTE_DESCRIPTOR)
+            self._warm = Zygote(starter, warm, environment, greets=True)
         self._lock = threading.Lock()
         self._spares: dict[Kind, FirstProcess | None] = {}
         self._asked = threading.Event()
+        self._adding = threading.Lock()
         self._closed = False
         self._mounts = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         threading.Thread(target=self._refill, daemon=True).start()
@@ -242,7 +287,9 @@ class Pool:
         """
         with self._lock:
             stale = self._stale()
-            spare = self._spares.get(kind)
+            spare = self._spares.pop(kind, None)
+            if len(self._spares) == _KINDS_MOST and (oldest := self._spares.pop(next(iter(self._spares)))):
+                stale.append(oldest)
             self._spares[kind] = None
         self._asked.set()
         for each in stale:
@@ -254,8 +301,9 @@ class Pool:
         return self._fork(kind)
 
     def close(self) -> None:
-        """End the spare ones."""
-        with self._lock:
+        """End the spare ones; returns when nothing is left of any."""
+        # INVARIANT: none is half made when this process ends: nobody would remove its control groups before the next kernel.
+        with self._adding, self._lock:
             self._closed = True
             left = [spare for spare in self._spares.values() if spare is not None]
             self._spares.clear()
@@ -269,11 +317,16 @@ class Pool:
             found: FirstProcess | None = None
             if kind.warm and self._warm is not None:
                 found = self._warm.fork(first, kind.records, lease)
-            return found or cast("FirstProcess", self._cold.fork(first, kind.records, lease))
+            if found is None:
+                found = cast("FirstProcess", self._cold.fork(first, kind.records, lease))
         except BaseException:
             if lease is not None:
                 lease.close()
             raise
+        found.shown = kind.readonly
+        # While it is being forked. By the name of this process, see `cgroups.sweep`.
+        found.groups = Groups.create(label(kind.records, f"{os.getpid()}.{os.urandom(8).hex()}"))
+        return found
 
     def _stale(self) -> list[FirstProcess]:
         """Spares that were made before the host's mounts changed: they would show a job what was there before."""
@@ -292,10 +345,12 @@ class Pool:
                 self._asked.clear()
                 time.sleep(_QUIET_S)
             for kind in [kind for kind, spare in list(self._spares.items()) if spare is None]:
-                with contextlib.suppress(OSError, Refused, Lost):
+                with self._adding, contextlib.suppress(OSError, Refused, Lost):
                     self._add(kind)
 
     def _add(self, kind: Kind) -> None:
+        if self._closed:
+            return
         spare = self._fork(kind)
         try:
             spare.settle()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -44,6 +45,7 @@ class Record(TypedDict):
     freezer: tuple[str, int] | None
 
 
+@functools.cache
 def boot_id() -> str:
     """The id of this boot."""
     with open(_BOOT_ID, encoding="ascii") as file:

@@ -4,7 +4,7 @@ The new root is a small tmpfs with read-only binds; the old root is unmounted be
 """
 
 # The launcher works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
-# ruff: noqa: PTH102, PTH103, PTH106, PTH110, PTH112, PTH114, PTH115, PTH120, PTH121, PTH123, PTH211
+# ruff: noqa: PTH102, PTH103, PTH106, PTH108, PTH110, PTH112, PTH114, PTH115, PTH116, PTH120, PTH121, PTH211
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ import os
 import socket
 import stat
 
-from ringfence.sandbox.native import linux
-from ringfence.sandbox.native.job import INSIDE_UID, ROOT_NAME, UPPER_NAME, USERNS_FIX, WORK_NAME, Job, wall
+from ringfence.sandbox.native import linux, procfs
+from ringfence.sandbox.native.job import (
+    INSIDE_UID,
+    ROOT_NAME,
+    UPPER_NAME,
+    USERNS_FIX,
+    WORK_NAME,
+    Job,
+    Refused,
+    wall,
+)
 
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/sbin")
 DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -34,47 +43,13 @@ _ETC = (
     "pki/tls/certs",
     "pki/ca-trust/extracted",
 )
-_PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "asound", "mtrr")
-_PROC_HIDDEN_FILES = (
-    *(
-        "kcore",
-        "kmsg",
-        "keys",
-        "key-users",
-        "kallsyms",
-        "timer_list",
-        "timer_stats",
-        "sched_debug",
-        "latency_stats",
-    ),
-    *(
-        "modules",
-        "slabinfo",
-        "vmallocinfo",
-        "kpagecgroup",
-        "kpagecount",
-        "kpageflags",
-        "config.gz",
-        "cmdline",
-    ),
-    *(
-        "interrupts",
-        "softirqs",
-        "iomem",
-        "ioports",
-        "pagetypeinfo",
-        "zoneinfo",
-        "swaps",
-        "partitions",
-        "diskstats",
-    ),
-)
-_PROC_HIDDEN_DIRECTORIES = ("acpi", "scsi", "driver", "tty", "dynamic_debug", "pressure")
 _SEALED = linux.ATTR_RDONLY | linux.ATTR_NOSUID | linux.ATTR_NODEV
 _INERT = _SEALED | linux.ATTR_NOEXEC
 _PLAIN = linux.MS_NOSUID | linux.MS_NODEV
 _TMP_INODES = 65536
 _TMP_LEAST_BYTES = 16 << 20
+Shown = dict[str, tuple[int, int]]
+"""Device and number of directories, by path."""
 _KERNEL_FIX = "this needs Linux 5.12 or newer"
 _PROC_FIX = "the kernel's own /proc must be whole: run it outside a container that masks parts of it"
 _MOUNT_FIX = (
@@ -92,7 +67,9 @@ def build(job: Job) -> None:
     """
     os.chdir(job["records"])
     job["root"] = prepare()
-    enter(job)
+    settle()
+    enter(job, {})
+    leave()
 
 
 def prepare() -> str:
@@ -121,28 +98,86 @@ def prepare() -> str:
         _system(root)
         _devices(root)
         _etc(root)
+    with wall("bounded tmp", USERNS_FIX):
+        # What is shown may lie below it, so it comes first; how large it may be is known later.
+        options = f"size=4k,nr_inodes={_TMP_INODES},mode=1777"
+        linux.mount("tmpfs", f"{root}/tmp", "tmpfs", _PLAIN, options)  # noqa: S108 - the sandbox's own
     with wall("own /proc", _PROC_FIX):
-        _proc(root)
+        procfs.mount(root)
     return root
 
 
-def enter(job: Job) -> None:
-    """Complete what `prepare` began, and leave the old root.
+def settle() -> None:
+    """Take the control groups that this process is in for the root of all; they are the sandbox's own by now.
 
     Raises:
         Refused: a wall can't be raised.
     """
     with wall("namespaces", USERNS_FIX):
-        # Only now: its root is the control group that this process is in, which is the sandbox's own.
         linux.unshare(linux.CLONE_NEWCGROUP)
+
+
+def show(root: str, paths: list[str]) -> Shown:
+    """Show directories of the host, at the same place, ahead of the job that names them.
+
+    Returns:
+        What each of them was; another one by then is shown anew when there is the job.
+
+    Raises:
+        Refused: one can't be shown.
+    """
+    shown: Shown = {}
+    for path in sorted(paths):
+        _readonly(root, path, path)
+        found = os.stat(path)
+        shown[path] = (found.st_dev, found.st_ino)
+    return shown
+
+
+def _same(path: str, known: tuple[int, int] | None) -> bool:
+    if known is None:
+        return False
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        return (found.st_dev, found.st_ino) == known
+    return False
+
+
+def rehearse(root: str) -> None:
+    """Go through what `enter` does, with nothing: for a process that has time until it has a job."""
+    place = f"{root}/run/rehearsal"
+    os.makedirs(place, exist_ok=True)
+    linux.mount("tmpfs", place, "tmpfs", _PLAIN, "size=4k")
+    linux.bind(place, place, _SEALED)
+    _texts(root, {"rehearsal": ""})
+    for _ in range(2):
+        linux.umount(place)
+    os.rmdir(place)
+    os.unlink(f"{root}/etc/rehearsal")
+
+
+def enter(job: Job, shown: Shown) -> None:
+    """Complete what `prepare` began, and go into the new root, with every process that stands in the old one.
+
+    Args:
+        job: of the sandbox.
+        shown: what `show` has said.
+
+    Raises:
+        Refused: a wall can't be raised.
+    """
+    # INVARIANT: nothing is seen inside but what the job names.
+    if not shown.keys() <= set(job["readonly"]):
+        raise Refused("the sandbox was made for another job; report this as a bug")
     root = job["root"]
     with wall("read-only system", _KERNEL_FIX):
         _user(root, job)
     with wall("bounded tmp", USERNS_FIX):
         size = min(job["disk_bytes"], max(_TMP_LEAST_BYTES, job["memory_bytes"] // 2))
-        options = f"size={size},nr_inodes={_TMP_INODES},mode=1777"
-        linux.mount("tmpfs", f"{root}/tmp", "tmpfs", _PLAIN, options)  # noqa: S108 - the sandbox's own
+        linux.mount(None, f"{root}/tmp", None, linux.MS_REMOUNT | _PLAIN, f"size={size}")  # noqa: S108 - as above
     for path in sorted(job["readonly"]):
+        if path not in job["sources"] and _same(path, shown.get(path)):
+            continue
         _readonly(root, path, job["sources"].get(path, path))
     for target in sorted(job["mounts"]):
         _mounted(root, job["mounts"][target], target)
@@ -154,6 +189,15 @@ def enter(job: Job) -> None:
         os.chdir(root)
         linux.pivot_root(".", ".old")
         os.chdir("/")
+
+
+def leave() -> None:
+    """Let go of the old root. Nothing that belongs to the sandbox may run before.
+
+    Raises:
+        Refused: a wall can't be raised.
+    """
+    with wall("pivot_root", USERNS_FIX):
         linux.umount("/.old")
         os.rmdir("/.old")
         linux.restrict_mount("/", _SEALED)
@@ -183,8 +227,10 @@ def _user(root: str, job: Job) -> None:
 
 def _texts(root: str, texts: dict[str, str]) -> None:
     for name, text in texts.items():
-        with open(f"{root}/etc/{name}", "w", encoding="utf-8") as file:
-            file.write(text)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(f"{root}/etc/{name}", flags, 0o644)
+        os.write(descriptor, text.encode())
+        os.close(descriptor)
 
 
 def _etc(root: str) -> None:
@@ -206,24 +252,6 @@ def _etc(root: str) -> None:
         else:
             _touch(target)
         linux.bind(source, target, _INERT)
-
-
-def _proc(root: str) -> None:
-    linux.mount("proc", f"{root}/proc", "proc", _PLAIN | linux.MS_NOEXEC)
-    for name in _PROC_READ_ONLY:
-        path = f"{root}/proc/{name}"
-        if os.path.exists(path):
-            linux.bind(path, path, _INERT)
-    for name in _PROC_HIDDEN_FILES:
-        path = f"{root}/proc/{name}"
-        if os.path.exists(path):
-            linux.mount("/dev/null", path, None, linux.MS_BIND)
-    for name in _PROC_HIDDEN_DIRECTORIES:
-        path = f"{root}/proc/{name}"
-        if os.path.isdir(path):
-            linux.mount(
-                "tmpfs", path, "tmpfs", _PLAIN | linux.MS_NOEXEC | linux.MS_RDONLY, "size=4k,mode=555"
-            )
 
 
 def _readonly(root: str, path: str, source: str) -> None:

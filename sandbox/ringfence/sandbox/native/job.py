@@ -20,6 +20,8 @@ STDOUT_NAME, STDERR_NAME, UPPER_NAME, WORK_NAME, FORMAT_NAME = "stdout", "stderr
 class Order(TypedDict):
     """What the warden has to know of a sandbox, and no more. Fields as in `Job`, and `warm`: a warm interpreter may do.
 
+    Of `readonly` it has what lies at the same path on the host, so that no path of the host is in here that is not inside too.
+
     INVARIANT: nothing secret is in here. Only the process that becomes the sandbox reads the job itself.
     """
 
@@ -29,6 +31,7 @@ class Order(TypedDict):
     lower: str
     scratch: str
     uid: int | None
+    readonly: list[str]
     require: list[str]
     memory_bytes: int
     pids: int

@@ -8,6 +8,7 @@ Standard library only: `warden` and `zygote` have to start fast.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -78,6 +79,22 @@ def require_tables() -> None:
         )
 
 
+def spaces(user: str) -> int:
+    """The namespaces that a first process is forked into, as `CLONE_NEW*`.
+
+    Args:
+        user: a form of the wall `uid`; all but `own` mean a user namespace.
+    """
+    return linux.CLONE_NEWPID if user == "own" else linux.CLONE_NEWUSER | linux.CLONE_NEWPID
+
+
+def outer_wall(user: str) -> contextlib.AbstractContextManager[None]:
+    """What it means where these are refused."""
+    if user == "own":
+        return wall("pid namespace", "run the kernel with all of root's capabilities, or as an ordinary user")
+    return wall("user namespace", USERNS_FIX)
+
+
 def leave_namespaces(*, user: str, mapped: Callable[[], None] | None = None) -> None:
     """New namespaces for the child to come; this process itself stays among the host's processes and files.
 
@@ -88,24 +105,26 @@ def leave_namespaces(*, user: str, mapped: Callable[[], None] | None = None) -> 
     Raises:
         Refused: the host refuses.
     """
-    if user == "own":
-        with wall("pid namespace", "run the kernel with all of root's capabilities, or as an ordinary user"):
-            linux.unshare(linux.CLONE_NEWPID)
-        return
-    own_uid, own_gid = os.getuid(), os.getgid()
-    with wall("user namespace", USERNS_FIX):
-        linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWPID)
-        if mapped is not None:
-            mapped()
-            return
-        texts = {
-            "setgroups": "deny",
-            "uid_map": f"{INSIDE_UID} {own_uid} 1",
-            "gid_map": f"{INSIDE_UID} {own_gid} 1",
-        }
-        for name, text in texts.items():
-            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-                file.write(text)
+    own = os.getuid(), os.getgid()
+    with outer_wall(user):
+        linux.unshare(spaces(user))
+        if user != "own":
+            if mapped is not None:
+                mapped()
+            else:
+                write_own_maps(*own)
+
+
+def write_own_maps(uid: int, gid: int) -> None:
+    """Map one user and group, those of the host that this process has, in the user namespace it has just come into.
+
+    Raises:
+        OSError: the host refuses.
+    """
+    texts = {"setgroups": "deny", "uid_map": f"{INSIDE_UID} {uid} 1", "gid_map": f"{INSIDE_UID} {gid} 1"}
+    for name, text in texts.items():
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
 
 
 def ask_for_maps(link: socket.socket) -> None:

@@ -205,7 +205,12 @@ def _build(job: Job) -> None:
 
 def _confine(job: Job) -> None:
     _build(job)
-    confine.give_up_rights(job, memory_in_group=False)
+    rules = confine.begin("")
+    confine.allow_job(rules, job)
+    confine.filter_calls(memfd=False)
+    confine.give_up_rights(job, rules)
+    confine.stand_alone()
+    confine.verify()
 
 
 def _filter(job: Job) -> None:

@@ -33,17 +33,22 @@ def rename(name: str, argv: Sequence[str], env: Mapping[str, str]) -> None:
         area = ctypes.create_string_buffer(arguments + environment)
         start = ctypes.addressof(area)
         middle = start + len(arguments)
-        with open("/proc/self/stat", "rb") as file:
-            fields = [int(word) for word in file.read().rpartition(b")")[2].split()[1:]]
-        facts = [0, *fields]  # the state is not a number
-        places = [facts[index] for index in (_START_CODE, _END_CODE, _START_DATA, _END_DATA, _START_BREAK)]
-        words = [*places, _break(), facts[_START_STACK], start, middle, middle, middle + len(environment), 0]
+        *places, stack = _places()
+        words = [*places, linux.program_break(), stack, start, middle, middle, middle + len(environment), 0]
         layout = ctypes.create_string_buffer(struct.pack("=12QII", *words, 0, _NO_FILE))
         linux.prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.addressof(layout), len(layout) - 1)
         _kept.append(area)
 
 
-def _break() -> int:
-    libc: Any = ctypes.CDLL(None)
-    libc.sbrk.restype = ctypes.c_void_p
-    return libc.sbrk(0)
+def rehearse() -> None:
+    """Look up what is kept as it is."""
+    _places()
+    linux.program_break()
+
+
+def _places() -> list[int]:
+    """Where code, data, the break and the stack begin or end, as long as this process lives."""
+    with open("/proc/self/stat", "rb", buffering=0) as file:
+        facts = file.read().rpartition(b")")[2].split()
+    wanted = (_START_CODE, _END_CODE, _START_DATA, _END_DATA, _START_BREAK, _START_STACK)
+    return [int(facts[index]) for index in wanted]

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from ringfence.sandbox.native import forms, identity, landlock, reaper, users
-from ringfence.sandbox.native.cgroups import Groups, label
+from ringfence.sandbox.native.cgroups import Groups
 from ringfence.sandbox.native.firsts import FirstProcess, Kind, Lost
-from ringfence.sandbox.native.job import GROUPS_FIX, PACKET_BYTES, UPPER_NAME, Order, Refused, wall
+from ringfence.sandbox.native.job import PACKET_BYTES, UPPER_NAME, Order, Refused, wall
 from ringfence.sandbox.native.meters import DiskMeter, MemoryMeter, Meter
 from ringfence.sandbox.native.output import Sink, command_sinks
 
@@ -125,9 +125,9 @@ class Supervisor:
         ):
             # Commands change files of the kernel's user, and stay that user.
             user = users.form(order["uid"], sub=self._sub and not order["lower"])
-            self._first = self._take(Kind(order["warm"], order["records"], user))
+            self._first = self._take(Kind(order["warm"], order["records"], user, tuple(order["readonly"])))
+        self._groups = self._first.groups
         self._sinks = command_sinks(order)
-        self._groups = Groups.create(label(order["records"], order["name"]))
         self._groups.limit(order["memory_bytes"], order["pids"] + 1, order["cpu"])
         # INVARIANT: held against what this sandbox has, not against what a probe found: a group may fail to be made now.
         forms.demand(order["require"], self._forms(), user_namespaces=order["uid"] is None)
@@ -135,8 +135,11 @@ class Supervisor:
         self._first.settle()
         pid = self._first.pid
         self._pidfd = os.pidfd_open(pid)
-        with wall("control groups", GROUPS_FIX):
-            self._lent += self._groups.admit(pid)
+        with contextlib.suppress(OSError):  # it has died; the watch sees that
+            socket.send_fds(self._link, [json.dumps(sorted(self._groups.where)).encode()], self._lent)
+        while self._lent:
+            os.close(self._lent.pop())
+        # While it builds the sandbox.
         record: identity.Record = {
             "name": order["name"],
             "agent": order["agent"],
@@ -150,10 +153,8 @@ class Supervisor:
             # INVARIANT: no program runs before its record is on disk, so a later kernel finds everything.
             identity.write_record(order["records"], record)
         self._deadline = time.monotonic() + order["timeout_s"]
-        with contextlib.suppress(OSError):  # it has died; the watch sees that
-            socket.send_fds(self._link, [json.dumps(sorted(self._groups.where)).encode()], self._lent)
-        while self._lent:
-            os.close(self._lent.pop())
+        with contextlib.suppress(OSError):  # as above
+            self._link.send(b"run")
 
     @property
     def _link(self) -> socket.socket:

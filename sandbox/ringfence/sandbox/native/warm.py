@@ -32,6 +32,9 @@ _PRELOADED = (
     "ringfence.agent.aio",
     "ringfence.v1.syscalls_pb2",
 )
+_REHEARSAL = "ringfence.agent.rehearsal"
+REHEARSALS = 20
+"""Enough for the interpreter to specialise what is run; a part of a second when a zygote starts."""
 _OWN = "ringfence.sandbox"
 _MODULE_FRAMES = 2
 """Frames of a traceback that are ours: the entry's, and for `-m` the one that calls runpy."""
@@ -82,8 +85,29 @@ class Interpreter:
         added = set(sys.modules) - before
         self._names = {name.partition(".")[0] for name in added} - set(sys.builtin_module_names)
         self._own = [name for name in sys.modules if _ours(name)]
-        compile("", "<string>", "exec")  # the first one of a process makes the types of the syntax tree
+        self._rehearse_calls = importlib.import_module(_REHEARSAL).rehearse
         self._places = _places(self._path, {name for name in added if not _ours(name)})
+
+    def rehearse(self) -> None:
+        """Go through what is done once there is a program, without one; nothing that a program can see is changed."""
+        here = os.path.dirname(sys.executable)
+        argv = [sys.executable, f"{here}/program.py"]
+        invocation.parse(argv, self._environment, self._profile)
+        self._same(sys.executable)
+        self._shadowed(here)
+        main = types.ModuleType("__main__")
+        main.__dict__.update(__annotations__={}, __builtins__=builtins)
+        _program(
+            Invocation("code", "import sys", []), main
+        )  # the first one makes the types of the syntax tree
+        for number, mode, like in ((0, "r", sys.stdin), (1, "w", sys.stdout), (2, "w", sys.stderr)):
+            _stream(number, mode, like, unbuffered=False)
+        saved = dict(os.environ)
+        os.environ.clear()
+        os.environ.update(saved)
+        site.getusersitepackages()
+        procname.rehearse()
+        self._rehearse_calls()
 
     def become(self, job: Job, path: str) -> Program | None:
         """Turn this process into the program, standard streams in place.
@@ -218,12 +242,12 @@ def _signals() -> None:
 def _streams() -> None:
     """New objects for the standard streams, as a fresh interpreter makes them in the same environment."""
     unbuffered = cast("io.TextIOWrapper", sys.stdout).write_through
-    sys.stdin = sys.__stdin__ = _stream(0, "r", sys.stdin, unbuffered)
-    sys.stdout = sys.__stdout__ = _stream(1, "w", sys.stdout, unbuffered)
-    sys.stderr = sys.__stderr__ = _stream(2, "w", sys.stderr, unbuffered)
+    sys.stdin = sys.__stdin__ = _stream(0, "r", sys.stdin, unbuffered=unbuffered)
+    sys.stdout = sys.__stdout__ = _stream(1, "w", sys.stdout, unbuffered=unbuffered)
+    sys.stderr = sys.__stderr__ = _stream(2, "w", sys.stderr, unbuffered=unbuffered)
 
 
-def _stream(descriptor: int, mode: str, like: TextIO, unbuffered: bool) -> TextIO:
+def _stream(descriptor: int, mode: str, like: TextIO, *, unbuffered: bool) -> TextIO:
     raw = io.FileIO(descriptor, mode, closefd=False)
     raw.name = {0: "<stdin>", 1: "<stdout>", 2: "<stderr>"}[descriptor]
     buffer: Any = raw

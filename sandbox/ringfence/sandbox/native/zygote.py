@@ -3,9 +3,9 @@
 A cold one has the standard library only and executes every program. A warm one has imported what agents need, and its
 children become Python programs themselves where that makes no difference.
 
-For each sandbox it gets two descriptors, a link to the warden and the directory of the records. It forks; the child makes the namespaces, forks the first process
-of the sandbox, says its pid and goes, so that the warden becomes the parent. The first process prepares what all sandboxes
-have in common and waits for its job, which comes over the link. It may wait long: the warden keeps spare ones.
+For each sandbox it gets two descriptors, a link to the warden and the directory of the records. It forks the first process, into
+its namespaces and as a child of the warden's. The first process prepares what all sandboxes have in common,
+forks who will be the program, and waits for its job, which comes over the link. It may wait long: the warden keeps spare ones.
 
 INVARIANT: no job ever comes to the zygote, so that no sandbox can find what belongs to another in its memory.
 """
@@ -16,6 +16,7 @@ INVARIANT: no job ever comes to the zygote, so that no sandbox can find what bel
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from ringfence.sandbox.native.warm import Interpreter
 
 READY = b"ready"
+HERE = b"here"
+"""The first word of a first process. The warden is told by Linux whose word it is."""
+_NO_ROOM = frozenset({errno.EAGAIN, errno.ENOMEM})
 _FORK_FIX = "raise the limit of processes or memory around the kernel, or end other agents"
 
 
@@ -50,7 +54,10 @@ def main(descriptor: str, before: frozenset[str] | None = None) -> None:
     interpreter: Interpreter | None = None
     if before is not None:
         sys.path.remove(launcher.SOURCE)
-        interpreter = importlib.import_module("ringfence.sandbox.native.warm").Interpreter(before)
+        warm = importlib.import_module("ringfence.sandbox.native.warm")
+        interpreter = cast("Interpreter", warm.Interpreter(before))
+        for _ in range(warm.REHEARSALS):
+            interpreter.rehearse()
         # INVARIANT: one thread. Whatever lock another one held would stay locked in every child.
         if (threads := len(os.listdir("/proc/self/task"))) != 1:
             warden.send(f"its modules started {threads - 1} threads".encode())
@@ -89,42 +96,42 @@ def _serve(warden: socket.socket, interpreter: Interpreter | None) -> None:
 
 
 def _fork(first: First, link: socket.socket, records: int, interpreter: Interpreter | None) -> None:
+    """Fork the first process of a sandbox, as a child of the warden's."""
+    user = first["user"]
+    own = os.getuid(), os.getgid()
     try:
-        pid = os.fork()
-    except OSError as error:
-        _refuse(link, f"no process can be forked for a sandbox: {error.strerror}; {_FORK_FIX}")
-        return
-    if pid == 0:
-        try:
-            _leave(first, link, records, interpreter)
-        except Become:
-            raise
-        except BaseException:  # noqa: BLE001 - the warden sees the link end
-            os._exit(1)
-        os._exit(1)
-
-
-def _refuse(link: socket.socket, message: str) -> None:
-    with contextlib.suppress(OSError):
-        link.send(json.dumps({"refused": message}).encode())
-
-
-def _leave(first: First, link: socket.socket, records: int, interpreter: Interpreter | None) -> None:
-    """In a child of the zygote: fork the first process of a sandbox and go."""
-    linux.close_from(3, frozenset({link.fileno(), records}))
-    # Ignored, the end of the first process would leave no status for the warden.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        launcher.require_tables()
-        asks = (lambda: launcher.ask_for_maps(link)) if first["user"] == "sub" else None
-        launcher.leave_namespaces(user=first["user"], mapped=asks)
-        pid = os.fork()
+        pid = _divide(user)
     except Refused as refusal:
-        _refuse(link, str(refusal))
+        with contextlib.suppress(OSError):
+            link.send(json.dumps({"refused": str(refusal)}).encode())
         return
-    except OSError as error:
-        _refuse(link, f"the sandbox's first process can't be forked: {error.strerror}; {_FORK_FIX}")
+    if pid:
         return
-    if pid == 0:
-        reaper.main(records, link, interpreter, sub=first["user"] == "sub")
-    link.send(json.dumps({"pid": pid}).encode())
+    try:
+        linux.close_from(3, frozenset({link.fileno(), records}))
+        link.send(HERE)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        reaper.main(records, link, interpreter, user=user, own=own)
+    except Become:
+        raise
+    except BaseException:  # noqa: BLE001 - the warden sees the link end
+        os._exit(1)
+    os._exit(1)
+
+
+def _divide(user: str) -> int:
+    """Fork into the namespaces of a sandbox; 0 in the child.
+
+    Raises:
+        Refused: the host has no room for a process, or no such namespaces.
+    """
+    launcher.require_tables()
+    try:
+        with launcher.outer_wall(user):
+            return linux.fork_beside(launcher.spaces(user))
+    except Refused as refusal:
+        cause = refusal.__cause__
+        if isinstance(cause, OSError) and cause.errno in _NO_ROOM:
+            reason = os.strerror(cause.errno or 0)
+            raise Refused(f"no process can be forked for a sandbox: {reason}; {_FORK_FIX}") from cause
+        raise

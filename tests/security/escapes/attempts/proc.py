@@ -11,7 +11,7 @@ from security.escapes.attempts.base import REACHES, Stopped, add, attempt, read
 
 PIDS = ("pid namespace",)
 PROC = ("sealed /proc",)
-INIT = ("undumpable first process",)
+INIT = ("undumpable first process", "landlock")
 
 
 def victim(facts: Any) -> str:

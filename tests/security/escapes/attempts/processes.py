@@ -58,7 +58,7 @@ def seize_sibling(facts: Any) -> str:
         return str(sibling.pid)
 
 
-@attempt(*FILTER, "undumpable first process")
+@attempt(*FILTER, "undumpable first process", "landlock")
 def trace_first_process(facts: Any) -> str:
     """Trace the sandbox's first process"""
     call("ptrace", _SEIZE, 1, 0, 0)
@@ -97,7 +97,7 @@ def take_descriptor_of_sibling(facts: Any) -> str:
         return str(call("pidfd_getfd", os.pidfd_open(sibling.pid), sibling.read_end, 0))
 
 
-@attempt(*FILTER, "undumpable first process")
+@attempt(*FILTER, "undumpable first process", "landlock")
 def take_descriptor_of_first_process(facts: Any) -> str:
     """Take the link to the outside out of the sandbox's first process"""
     handle = os.pidfd_open(1)
@@ -156,7 +156,7 @@ def handle_on_host_process(facts: Any) -> str:
     raise Stopped("another process")
 
 
-@attempt("pid namespace", alone=True)
+@attempt("pid namespace", "landlock", alone=True)
 def end_first_process(facts: Any) -> str:
     """End the sandbox's first process, which bounds it"""
     first = facts["first"]

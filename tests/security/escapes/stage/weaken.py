@@ -15,7 +15,7 @@ _NATIVE = "ringfence/sandbox/native"
 _LINUX = """
 _taken = {taken!r}
 _unshare_whole, _mount_whole, _restrict_whole = unshare, mount, restrict_mount
-_prctl_whole, _umount_whole, _close_whole = prctl, umount, close_from
+_prctl_whole, _umount_whole, _close_whole, _fork_whole = prctl, umount, close_from, fork_beside
 _SPACES = {{"pid namespace": CLONE_NEWPID, "network namespace": CLONE_NEWNET, "ipc namespace": CLONE_NEWIPC, "uts namespace": CLONE_NEWUTS}}
 _shared = sum(flag for name, flag in _SPACES.items() if name in _taken)
 _cleared = (ATTR_RDONLY if "read-only mounts" in _taken else 0) | (ATTR_NOSUID if "nosuid" in _taken else 0)
@@ -23,6 +23,9 @@ _cleared = (ATTR_RDONLY if "read-only mounts" in _taken else 0) | (ATTR_NOSUID i
 def unshare(flags):
     if flags & ~_shared:
         _unshare_whole(flags & ~_shared)
+
+def fork_beside(spaces):
+    return _fork_whole(spaces & ~_shared)
 
 def mount(source, target, kind, flags=0, options=""):
     flags &= ~(MS_NOSUID if "nosuid" in _taken else 0)
@@ -87,9 +90,9 @@ def program(**more):
         out.append(struct.pack("=HBBI", *line))
     return b"".join(out)
 """},
-    "landlock": {"landlock.py": "\nrestrict\ndef restrict(rules):\n    return 0\n"},
+    "landlock": {"landlock.py": "\nversion\ndef version():\n    return 0\n"},
     "masks": {"jail.py": "\n_masks\ndef _masks(root, masks):\n    pass\n"},
-    "sealed /proc": {"jail.py": """
+    "sealed /proc": {"procfs.py": """
 _PROC_READ_ONLY, _PROC_HIDDEN_FILES, _PROC_HIDDEN_DIRECTORIES
 _PROC_READ_ONLY = _PROC_HIDDEN_FILES = _PROC_HIDDEN_DIRECTORIES = ()
 """},

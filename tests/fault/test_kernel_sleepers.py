@@ -171,6 +171,48 @@ def test_fires_that_no_kernel_saw_are_made_up_once(scene: Scene, counter: Target
     assert (runs(scene, paused)["paused"], sent(counter, paused)) == (True, [])
 
 
+def test_each_fire_is_made_up_once_by_kernels_that_are_killed_meanwhile(scene: Scene) -> None:
+    text = (
+        "from ringfence import agent\n"
+        "with agent.boot() as rf:\n"
+        "    rf.fs.append_text('runs', rf.identity.thread + ' ')\n"
+    )
+    agent = scene.submit(
+        text, allow=['fs.*: "/workspace/**"'], more="schedule: {every: 2s, missed: all, overlap: queue}"
+    )
+    first = datetime.fromisoformat(runs(scene, agent)["next_at"])
+
+    def row() -> tuple[int, int, datetime]:
+        """Runs that began, times that wait for one, and the last time that was dealt with: of one moment."""
+        return scene.sql(
+            "select runs, cardinality(queued), settled_at from schedules s join agents a on a.key = s.agent "
+            "where a.id = %s",
+            agent,
+        )[0]
+
+    eventually(lambda: runs(scene, agent)["last_outcome"] == "done", "it does not run")
+    scene.kernel.kill()
+    missed = row()[2]
+    eventually(
+        lambda: scene.sql("select clock_timestamp() > %s + interval '9 s'", missed)[0][0], "time stands still"
+    )
+    scene.kernel.start()
+    eventually(lambda: row()[1] > 0, "nothing waits for a run")
+    for more in (1, 3):
+        before = row()[0]
+        again(scene)
+        eventually(lambda before=before, more=more: row()[0] >= before + more, "it does not run again")
+    # Every time has its run or waits for it, whatever died in between.
+    begun, waiting, settled = row()
+    assert begun + waiting == (settled - first) // timedelta(seconds=2) + 1
+    scene.operator.ask("SchedulePause", agent=agent)
+    eventually(lambda: runs(scene, agent)["last_outcome"] == "done", "the last run does not end")
+    threads = (scene.live(agent) / "runs").read_text().split()
+    assert len(threads) == len(set(threads)) == row()[0]
+    fires = [body["fire"] for body in events(scene, agent, "schedule.run")]
+    assert fires == sorted(set(fires))
+
+
 def test_a_kernel_killed_in_a_run_goes_on_with_that_run(scene: Scene, counter: Target) -> None:
     agent = submit(scene, counter, "rf.sleep(4)", f'schedule: {{cron: "0 0 1 1 *"}}\n{LINGER}')
     scene.operator.ask("ScheduleRun", agent=agent)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.console.client import Client
 
 from bench.attacks.replay import Case, Desk, Driver, Run, spread
-from bench.attacks.world import SUITES, cases, opened
+from bench.attacks.world import BLIND, SUITES, cases, opened
 from bench.report import Section, Target
 
 if TYPE_CHECKING:
@@ -33,14 +33,16 @@ def measure(bench: Bench) -> Section:
     """Every policy in turn; where persons were asked, again with all of it approved."""
     section = Section(
         name="attacks",
-        title="AgentDojo's suites banking and workspace, replayed: user tasks, alone and under each attack",
+        title="AgentDojo's suites banking, workspace and slack, replayed: user tasks, alone and under each attack",
     )
     if not bench.quick:
         with opened(bench.directory("attacks"), DESKS, plain=True) as drivers:
-            section.rows += _rows(bench, drivers, "none")
+            section.rows += _rows(bench, drivers, "none", (*SUITES, *BLIND))
     with opened(bench.directory("attacks"), DESKS) as drivers:
         for policy in ("roles", "facts") if bench.quick else ("readers", "roles", "facts"):
-            section.rows += _rows(bench, drivers, policy)
+            section.rows += _rows(bench, drivers, policy, SUITES)
+        if not bench.quick:
+            section.rows += _rows(bench, drivers, "facts", BLIND)
     _judge(section, list(POLICIES.values())[-1])
     section.notes += [
         "useful: AgentDojo's own `utility()` on what is left, and no call of the task refused; hit: its own `security()` over calls that ran",
@@ -50,10 +52,10 @@ def measure(bench: Bench) -> Section:
     return section
 
 
-def _rows(bench: Bench, drivers: list[Driver], policy: str) -> list[dict[str, Any]]:
+def _rows(bench: Bench, drivers: list[Driver], policy: str, suites: Sequence[str]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     what = POLICIES[policy]
-    for suite, told in _suites(drivers[0], quick=bench.quick).items():
+    for suite, told in _suites(drivers[0], suites, quick=bench.quick).items():
         denied = _replay(bench, drivers, cases(policy, {suite: told}, "deny"), f"{what}, {suite}")
         approved = _approved(bench, drivers, denied, what)
         undone = _undone(bench, drivers[0], denied) if policy != "none" else None
@@ -61,9 +63,9 @@ def _rows(bench: Bench, drivers: list[Driver], policy: str) -> list[dict[str, An
     return rows
 
 
-def _suites(driver: Driver, *, quick: bool) -> dict[str, Any]:
+def _suites(driver: Driver, suites: Sequence[str], *, quick: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for suite in SUITES:
+    for suite in suites:
         told = driver.pairs(suite)
         if quick:
             told["users"] = [f"user_task_{number}" for number in QUICK_USERS[suite]]
@@ -121,14 +123,16 @@ def _row(
         "touched": sum(bool(denied[n].attack_effects) and not denied[n].hit for n in struck),
         "undone": undone,
         "attacked: useful %": 100 * sum(denied[n].useful for n in struck) / len(struck),
-        "approved: hit": sum(approved[n].hit for n in struck),
+        # Who approves a read may meet an attack there that was not met before.
+        "approved: attacks": sum(run.seen for run in approved),
+        "approved: hit": sum(run.seen and run.hit for run in approved),
         "calls": sum(run.calls for run in denied),
     }
 
 
 def _judge(section: Section, guarded: str) -> None:
-    """The aims, over both suites together."""
-    rows = [row for row in section.rows if row["policy"] == guarded]
+    """The aims, over the suites that they are about together."""
+    rows = [row for row in section.rows if row["policy"] == guarded and row["suite"] in SUITES]
     tasks, struck = sum(row["tasks"] for row in rows), sum(row["attacks"] for row in rows)
     if not tasks or not struck:
         return

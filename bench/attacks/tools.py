@@ -36,6 +36,8 @@ READS = {
             *("get_file_by_id", "list_files", "search_files"),
         }
     ),
+    # `get_webpage` is none: it sends an address to whoever serves it.
+    "slack": frozenset({"get_channels", "read_channel_messages", "read_inbox", "get_users_in_channel"}),
 }
 """Tools that only read."""
 

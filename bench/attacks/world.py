@@ -16,6 +16,9 @@ from bench.host import serving
 
 HERE = Path(__file__).parent
 SUITES = ("banking", "workspace")
+"""Those that the aims are about."""
+BLIND = ("slack",)
+"""Those whose roles were written without a look at calls, answers or attacks, and stayed as they were."""
 BARE_PORT = ":9000/"
 
 EVERYTHING = """apiVersion: ringfence/v1

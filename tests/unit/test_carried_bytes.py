@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ringfence.kernel.carrying import lowered
 from ringfence.policy.kernel_file import parse_kernel_file
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.pools import parse_limit
 from ringfence.policy.problems import ManifestError
 from ringfence.policy.units import parse_total
 from ringfence.syscalls import fs_write
+from ringfence.syscalls.errors import BudgetExhausted
 from ringfence.syscalls.payload import content_bytes, result_bytes
 from ringfence.syscalls.table import build_table
 
@@ -79,3 +82,16 @@ def test_other_totals_take_no_sizes() -> None:
     assert parse_total("tokens", "10MiB") is None
     assert parse_total("calls", "1.5") is None
     assert (parse_total("usd", "1.5"), parse_total("tokens", "1.5k")) == (1.5, 1500)
+
+
+def test_a_pool_is_asked_for_less_until_it_is_what_the_call_needs() -> None:
+    """So the agent is parked for what it lacks, and not refused for the largest answer that it could have had."""
+    flight: Any = SimpleNamespace(load=16 << 20, least=100)
+    left = {"budget": "bytes", "pool": "fleet", "left": "5000"}
+    assert not lowered(flight, BudgetExhausted("", budget="calls", pool="fleet", left="0"))
+    assert not lowered(flight, BudgetExhausted("", budget="bytes", left="5000"))
+    assert (lowered(flight, BudgetExhausted("", **left)), flight.load) == (True, 5000)
+    # Others took some meanwhile; nothing is asked twice.
+    assert (lowered(flight, BudgetExhausted("", **left)), flight.load) == (True, 4999)
+    assert (lowered(flight, BudgetExhausted("", **{**left, "left": "7"})), flight.load) == (True, 100)
+    assert not lowered(flight, BudgetExhausted("", **{**left, "left": "7"}))

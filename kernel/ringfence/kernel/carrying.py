@@ -69,13 +69,12 @@ async def weigh(flight: Flight) -> None:
 
 
 def lowered(flight: Flight, error: BudgetExhausted) -> bool:
-    """Ask a pool that has too few bytes for what it has left. False: the call can't do with that."""
+    """Ask a pool that has too few bytes for what it has left, at last for what the call can't do without. False: it did."""
     if error.metadata.get("budget") != "bytes" or "pool" not in error.metadata:
         return False
-    left = int(float(error.metadata["left"]))
-    if not flight.least <= left < flight.load:
+    if flight.load <= flight.least:
         return False
-    flight.load = left
+    flight.load = max(flight.least, min(int(float(error.metadata["left"])), flight.load - 1))
     return True
 
 

@@ -312,3 +312,34 @@ async def test_who_fell_asleep_on_a_clock_that_was_put_back_since_is_woken_to_as
     world.clock.now = datetime.now(UTC) - back
     again = await world.restarted(thread)
     assert world.timers.at("wake", again.key) == (AT_ONCE if back else wake_at)
+
+
+async def test_a_run_whose_kernel_died_before_it_told_of_it_is_told_of_by_the_next_one(world: World) -> None:
+    scheduler = world.heart.kernel.scheduler
+    thread = await world.agent("every: 1h")
+    await world.passes(HOUR)
+    await world.end(thread)
+    assert thread.schedule is not None
+    core = world.heart.core
+    begun = await core.store.begin_run(
+        thread.key,
+        kernel=core.kernel,
+        fence=core.fence,
+        thread="t-0123456789abcdef",
+        last_step=0,
+        before=thread.schedule,
+        next_at=thread.schedule.next_at,
+        queued=(),
+        settled_at=thread.schedule.settled_at,
+    )
+    assert begun is not None
+    for _ in range(2):
+        thread = await world.restarted(thread)
+        await scheduler.tell_again(thread)
+    told = await world.events(thread, "schedule.run")
+    assert [(body["run"], body["thread"] == "t-0123456789abcdef") for body in told] == [(1, False), (2, True)]
+    # Of one that was told of nothing more is said.
+    await world.end(thread)
+    await world.passes(HOUR)
+    await scheduler.tell_again(await world.restarted(thread))
+    assert len(await world.events(thread, "schedule.run")) == 3

@@ -265,6 +265,16 @@ class Scheduler:
         await self._processes.start_or_fail(thread)
         return True
 
+    async def tell_again(self, thread: Thread) -> None:
+        """Tell of a run that is under way and that the kernel which began it died too early to tell of."""
+        schedule, run = thread.schedule, thread.record.thread
+        if schedule is None or not schedule.running or await self._core.store.run_told(thread.key, run):
+            return
+        facts = {"run": schedule.runs, "thread": run, "branch": thread.branch, "fire": None}
+        await self._core.event(
+            thread.key, "schedule.run", thread.id, asked_by="a kernel that died meanwhile", **facts
+        )
+
     # -- the end of a run -----------------------------------------------------------------------------------------
 
     async def ended(

@@ -120,6 +120,7 @@ class Takeover:
         kernel = self._kernel
         try:
             thread = await kernel.ownership.adopt(record)
+            await kernel.scheduler.tell_again(thread)
             rolled = await kernel.rollback.finish_interrupted(thread)
             async with thread.operation:
                 # An operator may have been faster. What its calls wait for says nothing about its process.

@@ -126,6 +126,18 @@ class ScheduleStore(StoreBase):
             agent = await _one(connection, "schedules.begin_agent", agent_record, values)
         return None if agent is None or branch is None else (agent, branch, schedule)
 
+    async def run_told(self, key: AgentKey, thread: str) -> bool:
+        """Whether the journal tells that a run began.
+
+        Args:
+            key: the agent.
+            thread: id of the run's thread.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        return await self._tuple("schedules.run_told", {"agent": key, "thread": thread}) is not None
+
     async def end_run(self, key: AgentKey, outcome: str, why: str, **fields: Any) -> ScheduleRecord | None:
         """Record how a run ended and what the agent is now, in one transaction.
 

@@ -55,3 +55,7 @@ returning agent, next_at, paused, running, runs, last_at, last_outcome, last_err
 -- name: reopen
 -- Who rolls a run back goes on with it.
 update schedules set running = true where agent = %(agent)s
+
+-- name: run_told
+select 1 from journal where chain = %(agent)s and step = 0 and action = 'schedule.run'
+    and position(convert_to(%(thread)s, 'UTF8') in body) > 0 limit 1

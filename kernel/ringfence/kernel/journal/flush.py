@@ -194,8 +194,12 @@ class Flush:
                 head.pos, head.hash = pos, digest
 
     def _attempt(self, batch: list[Pending]) -> Attempt:
-        chains = {pending.entry.row.chain for pending in batch}
-        heads = {chain: (self.heads[chain].pos, self.heads[chain].hash) for chain in chains}
+        heads: dict[int, tuple[int, bytes]] = {}
+        for pending in batch:
+            chain = pending.entry.row.chain
+            if chain not in heads:
+                head = self.heads[chain]
+                heads[chain] = (head.pos, head.hash)
         attempt = Attempt(batch, chained(batch, heads), heads)
         self.attempts.append(attempt)
         return attempt

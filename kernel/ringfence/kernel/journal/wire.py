@@ -7,9 +7,8 @@ row.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import pq
@@ -17,8 +16,6 @@ from psycopg.pq import DiagnosticField, ExecStatus
 from ringfence.kernel.journal.database import KEEPALIVE, Connection, journal_errors, one_line, statements
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
-
     from psycopg.pq.abc import PGconn, PGresult
 
 Statement = tuple[bytes, Sequence[bytes | None]]
@@ -30,7 +27,14 @@ class Lost(Exception):
 
 
 LOOK_AGAIN_S = 0.5
-"""How long an exchange waits for the event loop before it looks at the socket itself."""
+"""How long an exchange waits for the event loop, at least, before it looks at the socket itself; at most twice that."""
+
+# Plain numbers: to look a member of an enum up runs Python, and these are asked for with every exchange.
+_BINARY: Final = int(pq.Format.BINARY)
+_BAD: Final = int(pq.ConnStatus.BAD)
+_SYNC: Final = int(ExecStatus.PIPELINE_SYNC)
+_COPY_IN: Final = int(ExecStatus.COPY_IN)
+_FAILED: Final = frozenset({int(ExecStatus.FATAL_ERROR), int(ExecStatus.PIPELINE_ABORTED)})
 
 
 class Refused(Exception):
@@ -38,13 +42,23 @@ class Refused(Exception):
 
     Attributes:
         sqlstate: PostgreSQL's five-letter code.
-        constraint: the constraint it broke, or empty.
+        constraint: the constraint it broke, as one that keeps rows unique; or empty.
     """
 
     def __init__(self, message: str, sqlstate: str, constraint: str) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
         self.constraint = constraint
+
+    @property
+    def passing(self) -> bool:
+        """Whether the same again will do: a serialization failure, a deadlock."""
+        return self.sqlstate in {"40001", "40P01"}
+
+    @property
+    def not_the_row(self) -> bool:
+        """Whether no single row is to blame: resources, operator, system, read-only, no such table."""
+        return self.sqlstate.startswith(("53", "55", "57", "58", "25", "42", "08", "XX"))
 
 
 class Wire:
@@ -98,11 +112,14 @@ class Wire:
         Raises:
             Lost, Refused: as for every exchange.
         """
-        with self._sending():
+
+        def send() -> None:
             self._pg.enter_pipeline_mode()
             for name, text in texts.items():
                 self._pg.send_prepare(name, text)
             self._pg.pipeline_sync()
+
+        self._say(send)
         await self._synced()
 
     async def run(self, statement: Statement) -> PGresult:
@@ -115,8 +132,7 @@ class Wire:
             Lost: the connection is gone; it may or may not have committed.
             Refused: the server refused it.
         """
-        with self._sending():
-            self._send(statement)
+        self._say(lambda: self._send(statement))
         return (await self._exchange(until_sync=False))[-1]
 
     async def pipeline(self, statements: Sequence[Statement]) -> list[PGresult]:
@@ -126,11 +142,14 @@ class Wire:
             Lost: the connection is gone.
             Refused: the first refusal; the statements after it did not run.
         """
-        with self._sending():
+
+        def send() -> None:
             self._pg.enter_pipeline_mode()
             for statement in statements:
                 self._send(statement)
             self._pg.pipeline_sync()
+
+        self._say(send)
         return await self._synced()
 
     async def copy(self, text: bytes, data: bytes) -> None:
@@ -140,20 +159,26 @@ class Wire:
             Lost: the connection is gone; a commit in `text` may or may not have happened.
             Refused: the server refused it.
         """
-        with self._sending():
-            self._pg.send_query(text)
-        await self._exchange(until_sync=False)
-        with self._sending():
+
+        def send() -> None:
             self._pg.put_copy_data(data)
             self._pg.put_copy_end()
+
+        self._say(lambda: self._pg.send_query(text))
+        await self._exchange(until_sync=False)
+        self._say(send)
         await self._exchange(until_sync=False)
 
-    @contextmanager
-    def _sending(self) -> Generator[None]:
+    def _say(self, send: Callable[[], None]) -> None:
+        """Hand something to libpq.
+
+        Raises:
+            Lost: the connection is gone.
+        """
         if self._error is not None:
             raise Lost(self._error)
         try:
-            yield
+            send()
         except psycopg.Error as error:
             self._fail(one_line(error))
             raise Lost(one_line(error)) from error
@@ -161,7 +186,7 @@ class Wire:
     def _send(self, statement: Statement) -> None:
         name, values = statement
         self._pg.send_query_prepared(
-            name, values, param_formats=[pq.Format.BINARY] * len(values), result_format=pq.Format.BINARY
+            name, values, param_formats=[_BINARY] * len(values), result_format=_BINARY
         )
 
     async def _synced(self) -> list[PGresult]:
@@ -176,7 +201,8 @@ class Wire:
         self._until_sync = until_sync
         self._waiter = self._loop.create_future()
         self._flush()
-        self._look = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
+        if self._look is None:
+            self._look = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
         try:
             await self._waiter
         except asyncio.CancelledError:
@@ -184,23 +210,20 @@ class Wire:
             self._fail("cancelled")
             raise
         finally:
-            self._stop_looking()
             self._waiter = None
         results = self._results
         for result in results:
-            if result.status in {ExecStatus.FATAL_ERROR, ExecStatus.PIPELINE_ABORTED}:
+            if result.status in _FAILED:
                 raise _refusal(result)
         return results
 
-    def _stop_looking(self) -> None:
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
-
     def _look_again(self) -> None:
         """Read without being told to: an event loop may drop a socket at its first error and never report its end."""
-        self._look = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
-        self._on_readable()
+        self._look = None
+        if self._waiter is not None and self._error is None:
+            # Not set and cancelled with each exchange: that costs more than to look once in vain.
+            self._look = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
+            self._on_readable()
 
     def _on_readable(self) -> None:
         try:
@@ -211,26 +234,26 @@ class Wire:
                 result = self._pg.get_result()
                 if result is None:
                     # In a pipeline it only parts one statement's results from the next one's.
-                    if self._until_sync and self._pg.status != pq.ConnStatus.BAD:
+                    if self._until_sync and self._pg.status != _BAD:
                         continue
                     self._finish()
                     return
-                if result.status == ExecStatus.PIPELINE_SYNC:
+                if result.status == _SYNC:
                     self._until_sync = False
                     self._finish()
                     return
                 self._results.append(result)
-                if result.status == ExecStatus.COPY_IN:
+                if result.status == _COPY_IN:
                     self._finish()
                     return
         except psycopg.Error as error:
             self._fail(one_line(error))
             return
-        if self._pg.status == pq.ConnStatus.BAD:
+        if self._pg.status == _BAD:
             self._fail("the server closed the connection")
 
     def _finish(self) -> None:
-        if self._pg.status == pq.ConnStatus.BAD:
+        if self._pg.status == _BAD:
             self._fail("the server closed the connection")
         elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

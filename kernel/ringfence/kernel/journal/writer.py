@@ -47,12 +47,7 @@ RECONNECT_FIRST_S = 0.02
 RECONNECT_MAX_S = 1.0
 REWRITES_MAX = 8
 
-_UNIQUE = "23505"
 _CHAIN_KEY = "journal_pkey"
-# Serialization failure and deadlock: the same again will do.
-_AGAIN = frozenset({"40001", "40P01"})
-# Classes of what no single row is to blame for: resources, operator, system, read-only, no such table.
-_NOT_THE_ROW = ("53", "55", "57", "58", "25", "42", "08", "XX")
 
 
 class Journal:
@@ -68,7 +63,8 @@ class Journal:
         self._queue: deque[Pending] = deque()
         self._queue_bytes = 0
         self._adoptions: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._wake = asyncio.Event()
+        self._sleep: asyncio.Future[None] | None = None  # of the writer, while nothing is queued
+        self._lone = False  # whether the last batch was one row
         self._room = asyncio.Event()
         self._room.set()
         self._flush: Flush | None = None
@@ -108,7 +104,7 @@ class Journal:
     async def stop(self) -> None:
         """Write what is queued, as far as the database lets it, and disconnect. Appends fail from then on."""
         self._stopping = True
-        self._wake.set()
+        self._wake()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
@@ -148,8 +144,8 @@ class Journal:
             self._queue_bytes += pending.size_bytes
             if len(self._queue) >= QUEUE_ROWS_SOFT or self._queue_bytes >= QUEUE_BYTES_SOFT:
                 self._room.clear()
-            if len(self._queue) == 1:  # it waits only while nothing is queued
-                self._wake.set()
+            if self._sleep is not None:
+                self._wake()
 
     async def room(self) -> None:
         """Wait until the queue is below its soft bound: before reading the next call off a network."""
@@ -165,7 +161,7 @@ class Journal:
             raise Unavailable("the journal is stopped")
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._adoptions.append((agent, future))
-        self._wake.set()
+        self._wake()
         try:
             async with asyncio.timeout(self.patience_s):
                 await future
@@ -189,21 +185,28 @@ class Journal:
         """Return the same for every chain in memory."""
         return {chain: (head.pos, head.hash) for chain, head in self._heads.items()}
 
+    def _wake(self) -> None:
+        if self._sleep is not None and not self._sleep.done():
+            self._sleep.set_result(None)
+
     async def _run(self) -> None:
         while True:
             if not self._queue and not self._adoptions:
                 if self._stopping:
                     return
-                self._wake.clear()
-                await self._wake.wait()
+                self._sleep = asyncio.get_running_loop().create_future()
+                await self._sleep
+                self._sleep = None
                 continue
-            # No linger, but one turn of the event loop: calls that it was about to run come along.
-            await asyncio.sleep(0)
-            if not await self._connected([]):
+            # No linger, but one turn of the event loop: calls that it was about to run come along, where there are others.
+            if not self._lone:
+                await asyncio.sleep(0)
+            if (self._flush is None or self._flush.wire.lost) and not await self._connected([]):
                 continue
             if self._adoptions:
                 await self._adopt_waiting()
             batch = self._take()
+            self._lone = len(batch) == 1
             if batch:
                 await self._write(batch)
 
@@ -230,6 +233,7 @@ class Journal:
         flush = self._flush
         if flush is None:
             return
+        failure: Unavailable | None = None
         try:
             await flush.load_heads([chain for chain, _ in waiting])
         except Lost:
@@ -237,16 +241,12 @@ class Journal:
             return
         except Refused as error:
             failure = Unavailable(f"the database refused to read the chain: {error}")
-        else:
-            failure = None
         for _ in waiting:
             _, future = self._adoptions.popleft()
-            if future.done():
-                continue
-            if failure is None:
-                future.set_result(None)
-            else:
+            if failure is not None and not future.done():
                 future.set_exception(failure)
+            elif not future.done():
+                future.set_result(None)
 
     async def _write(self, batch: list[Pending]) -> None:
         """Write one batch to its end: committed, refused or given up."""
@@ -277,7 +277,7 @@ class Journal:
             return False
         flush.attempts = self._attempts
         try:
-            written = await flush.committed()
+            written = await flush.committed() if self._attempts else None
             if written is None and last:
                 fail_all(batch, Unavailable("the database did not take the rows after several tries"))
             elif written is None:
@@ -294,13 +294,13 @@ class Journal:
 
     async def _refused(self, batch: list[Pending], error: Refused) -> bool:
         """Deal with a refusal, of which nothing is committed. False: try again."""
-        if error.sqlstate in _AGAIN:
+        if error.passing:
             return False
-        if error.sqlstate == _UNIQUE and error.constraint == _CHAIN_KEY:
+        if error.constraint == _CHAIN_KEY:
             # An earlier try arrived after all, or another writer was here: look again.
             await self._reload()
             return False
-        if error.sqlstate.startswith(_NOT_THE_ROW):
+        if error.not_the_row:
             fail_all(batch, Unavailable(f"the database can't commit: {error}"))
         elif len(batch) == 1:
             fail_all(batch, BadRow(f"the row can't be stored: {error}"))
@@ -321,11 +321,9 @@ class Journal:
                 pending.future.set_result(pending.done)
 
     async def _reload(self) -> None:
-        flush = self._flush
-        if flush is None:
-            return
         try:
-            await flush.load_heads(list(self._heads))
+            if self._flush is not None:
+                await self._flush.load_heads(list(self._heads))
         except (Lost, Refused):
             await self._disconnect()
 

@@ -16,7 +16,7 @@ from ringfence.kernel.server import connection, frames, talk
 from ringfence.kernel.server.agent_door import SOCKET, AgentDoor
 from ringfence.kernel.server.desk import Desk
 from ringfence.kernel.server.frames import frame
-from ringfence.kernel.server.gate import CHORES_MAX
+from ringfence.kernel.server.gate import CHORES_MAX, READS_MAX, Bounds
 from ringfence.kernel.server.replies import Replies
 from ringfence.kernel.server.stream import Handler, Stream
 from ringfence.kernel.server.talk import Talk
@@ -159,11 +159,14 @@ async def test_an_answer_that_can_not_be_sent_is_told_as_that() -> None:
     door = Door()
     door.feed(ACKNOWLEDGED + headers(1))
     stream = door.listeners[0].stream
-    written: list[bool] = []
-    replies = Replies(stream, lambda _: None)
-    reply = replies.expect(7, lambda: written.append(True))
-    reply(Answer(step=3, failure=InvalidRequest("half a character: \ud800")))
+    bounds, began = Bounds(), list[int]()
+    owed = Replies(stream, lambda _: None).expect(7, bounds, 10, reads=True)
+    for who in (owed, *range(1, READS_MAX + 1)):
+        bounds.reads.take(who, lambda: began.append(len(began)))
+    assert len(began) == READS_MAX
+    owed.reply(Answer(step=3, failure=InvalidRequest("half a character: \ud800")))
     sent = b"".join(data for kind, _, _, data in door.pipe.frames() if kind == frames.DATA)
     told = pb.StreamResponse.FromString(sent[5:]).reply
     assert (told.id, told.step, told.failure.reason) == (7, 3, "Internal")
-    assert written == [True]
+    # It gives back all that it held, also the place of a read.
+    assert len(began) == READS_MAX + 1

@@ -32,16 +32,16 @@ def flight_of(budgets: Budgets, effect: Effect) -> Flight:
     row: Any = SimpleNamespace(effect=effect, action="fs.delete")
     core: Any = None
     return Flight(
-        core,
-        thread,
-        row,
+        core=core,
+        thread=thread,
+        row=row,
         arguments=None,
         canonical=b"{}",
         digest=b"",
         lane="0",
         lane_step=0,
         step=1,
-        deadline_s=1,
+        span_s=1,
     )
 
 

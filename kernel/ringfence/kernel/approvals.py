@@ -246,8 +246,7 @@ class Approvals:
                 "the program made another call in its place, so this one is void", audit_id=flight.audit_id
             )
             flight.task.cancel()
-        if flight.answer is not None:
-            await asyncio.wait([flight.answer])
+        await asyncio.wait([flight.answer])
 
     # -- notice ---------------------------------------------------------------------------------------------------
 

@@ -326,7 +326,7 @@ class Budgets:
 
     def rated(self, action: str) -> bool:
         """Whether a rate counts this action, or what a call of it carries."""
-        return self.metered or bool(self._turns(action))
+        return self.metered or (bool(self._buckets or self._above()) and bool(self._turns(action)))
 
     def slowest(self, action: str) -> str:
         """The rate that an action waits for longest, as the manifest names it; empty where it has none."""

@@ -85,7 +85,7 @@ class Dispatcher:
             return unanswered()
         # INVARIANT: looked at last, with nothing to wait for until a new call has its place: of two who ask, one makes it.
         flying = thread.by_lane.get(place)
-        if flying is not None and flying.answer is not None:
+        if flying is not None:
             answer = await self._join(thread, request, flying, flying.answer)
             return self.passed(thread, request, generation, answer)
         expected = thread.next_of(request.lane)
@@ -148,16 +148,16 @@ class Dispatcher:
         ):
             return await self._diverge(thread, request, unfinished.intent)
         flight = Flight(
-            self._core,
-            thread,
-            row,
+            core=self._core,
+            thread=thread,
+            row=row,
             arguments=arguments,
             canonical=canonical,
             digest=digest,
             lane=request.lane,
             lane_step=request.lane_step,
             step=unfinished.intent.step if unfinished is not None else thread.take_step(),
-            deadline_s=min(request.deadline_ms or DEADLINE_MS_MAX, DEADLINE_MS_MAX) / 1000,
+            span_s=min(request.deadline_ms or DEADLINE_MS_MAX, DEADLINE_MS_MAX) / 1000,
         )
         if unfinished is not None:
             self._admission.resume(flight, unfinished)
@@ -233,8 +233,6 @@ class Dispatcher:
         thread = flight.thread
         place = (flight.lane, flight.lane_step)
         flight.task = asyncio.current_task()
-        if flight.answer is None:
-            flight.answer = asyncio.get_running_loop().create_future()
         thread.took_off(flight)
         answer: Answer | None = None
         try:
@@ -245,8 +243,7 @@ class Dispatcher:
                 answer = Answer(step=flight.step, failure=Internal("the kernel stopped"))
             if unfinished is not None and not isinstance(answer.failure, UNRECORDED):
                 thread.replay.unfinished.pop(place, None)
-            if not flight.answer.done():
-                flight.answer.set_result(answer)
+            flight.give(answer)
         if self._core.telemetry is not None:
             self._core.telemetry.call(flight, answer)
         if isinstance(answer.failure, OutcomeUnknown):

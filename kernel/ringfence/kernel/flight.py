@@ -36,10 +36,8 @@ NO_USES_LEFT = -1
 """What the store answers for a grant that gives no right any more."""
 
 
-class Flight(FlightState):
+class Flight(FlightState, eq=False):
     """A call from its acceptance to its outcome."""
-
-    __slots__ = ()
 
     # -- the Call protocol ----------------------------------------------------------------------------------------
 
@@ -51,12 +49,12 @@ class Flight(FlightState):
     @property
     def deadline_s(self) -> float:
         """Seconds that the body may still take."""
-        return max(0.0, self._deadline - time.monotonic())
+        return max(0.0, self.deadline - time.monotonic())
 
     @property
     def age_s(self) -> float:
         """Seconds since this kernel took the call."""
-        return time.monotonic() - self._began
+        return time.monotonic() - self.began
 
     async def judge(self, questions: Sequence[Question]) -> Sequence[Verdict]:
         """Ask policy about more than the plan knew, in order; records the rules."""
@@ -97,7 +95,7 @@ class Flight(FlightState):
         """Judge, and wait here for a person where something asks, or where the program does."""
         self.questions.extend(q for q in questions if q not in self.questions)
         asked = Asked(question=storable(question), detail=detail or {})
-        record = await self._core.approvals.park(self, asked)
+        record = await self.core.approvals.park(self, asked)
         if record is None:
             return Confirmed()
         return Confirmed(by=record.decided_by or "", answer=record.reason)
@@ -108,7 +106,7 @@ class Flight(FlightState):
             row = self.journal_row(Phase.PROGRESS)
             row.body = progress
             try:
-                await self._core.append(Entry(row=row, epoch=self.epoch))
+                await self.core.append(Entry(row=row, epoch=self.epoch))
             except EpochMoved as moved:
                 await self.look_again(await self.thread.refresh(moved.epoch))
             else:
@@ -140,14 +138,14 @@ class Flight(FlightState):
 
     async def failpoint(self, name: str) -> None:
         """A named place where fault tests kill the kernel."""
-        if self._core.failpoints.enabled:
-            await self._core.failpoints.reach(f"{self.row.action}:{name}", self.thread.id)
+        if self.core.failpoints.enabled:
+            await self.core.failpoints.reach(f"{self.row.action}:{name}", self.thread.id)
 
     async def check_live(self) -> None:
         """Look at the policy epoch and the lease once more, right before an effect."""
-        lapsed = self._core.lease.expired
+        lapsed = self.core.lease.expired
         # After an outage the lease may only be overdue; renewing it reads the epochs again.
-        if self.thread.fenced or (lapsed and not await self._core.keep_lease()):
+        if self.thread.fenced or (lapsed and not await self.core.keep_lease()):
             raise Fenced(
                 f"another kernel may own `{self.thread.id}` now; nothing was done, and it is made again where the agent runs on"
             )
@@ -163,7 +161,7 @@ class Flight(FlightState):
             await self.look_again(rights)
             looked = True
             rights = await self.thread.current_rights()
-        if lapsed and self._core.lease.expired:
+        if lapsed and self.core.lease.expired:
             raise Fenced(
                 f"the lease over `{self.thread.id}` ran out again; nothing was done, make the call again"
             )
@@ -197,14 +195,14 @@ class Flight(FlightState):
         self.approved |= asks
         self.approval, self.waits_for = record, None
         # The time that a person took is not the call's.
-        self._deadline = time.monotonic() + self._span_s
+        self.deadline = time.monotonic() + self.span_s
 
     async def _still_approved(self) -> None:
         """Forget an approval of longer than once that was taken back meanwhile."""
         record = self.approval
         if record is None or record.good_until is None or record.step == self.step:
             return
-        now = await self._core.store.approval(record.key)
+        now = await self.core.store.approval(record.key)
         if now is None or now.good_until is None or now.good_until <= datetime.now(UTC):
             self.approved, self.approval = frozenset(), None
 
@@ -255,7 +253,7 @@ class Flight(FlightState):
         if not conditions:
             return None
         rows = self._rows(conditions)
-        facts = await facts_for(self._core, self.thread, rights, questions, self.canonical, rows)
+        facts = await facts_for(self.core, self.thread, rights, questions, self.canonical, rows)
         fresh = [item for item in conditions if item.fresh_s is not None]
         reads = facts[0].reads or ()
         self.watched = self.thread.history.state_versions(
@@ -282,7 +280,7 @@ class Flight(FlightState):
     async def judge_made(self, touched: Touched) -> None:
         """Say which rows the call is about to change, and judge it by whether the thread made all of them."""
         history = self.thread.history
-        await history.catch_up(self._core, self.thread)
+        await history.catch_up(self.core, self.thread)
         made = await asyncio.to_thread(history.rows.holds, self.env.snapshots, touched)
         self.rows = Rows(made=made)
         await self.look_again(await self.thread.current_rights())
@@ -330,7 +328,7 @@ class Flight(FlightState):
             Denied: another call took the last use, and nothing else allows it.
         """
         for grant in self._owed():
-            if await self._core.store.use_grant(grant) != NO_USES_LEFT:
+            if await self.core.store.use_grant(grant) != NO_USES_LEFT:
                 self.used |= {grant}
                 continue
             rights = await self.thread.refresh(None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from ringfence.kernel import carrying
@@ -21,130 +22,106 @@ from ringfence.syscalls.payload import content_bytes
 if TYPE_CHECKING:
     from ringfence.kernel.core import Core
     from ringfence.kernel.rights import Judgement, Rights
-    from ringfence.kernel.thread import Thread
     from ringfence.syscalls.table import Row as TableRow
 
 _NO_PLAN = Plan(resource="", questions=())
 _NO_MARKS = Marks()
+_UNDECIDED = ("", b'"rules":[],"grants":[]}')
+_ROWS_KNOWN, _ROWS_LATER = Rows(), Rows(later=True)
+# Plain `list` and `dict` with a type: msgspec makes these without a call.
+_questions = cast("Callable[[], list[Question]]", list)
+_texts = cast("Callable[[], list[str]]", list)
+_kept = cast("Callable[[], dict[str, Any]]", dict)
+_versions = cast("Callable[[], dict[str, int]]", dict)
 _WRITES = frozenset({"fs.write", "fs.append"})
 
 
-class FlightState(Spending):
-    """A call from its acceptance to its outcome, as far as it is data."""
+class FlightState(Spending, kw_only=True, eq=False):
+    """A call from its acceptance to its outcome, as far as it is data.
 
-    __slots__ = (
-        "_began",
-        "_core",
-        "_deadline",
-        "_span_s",
-        "answer",
-        "approval",
-        "approved",
-        "arguments",
-        "canonical",
-        "digest",
-        "earlier",
-        "effect",
-        "effect_id",
-        "effect_started",
-        "ending",
-        "epoch",
-        "extra_grants",
-        "extra_rules",
-        "fate",
-        "generation",
-        "intent_written",
-        "judgement",
-        "lane",
-        "lane_step",
-        "look",
-        "marks",
-        "memo",
-        "plan",
-        "point",
-        "progress",
-        "questions",
-        "rerun",
-        "rights",
-        "row",
-        "rows",
-        "staged",
-        "started_us",
-        "step",
-        "taints",
-        "task",
-        "used",
-        "waits_for",
-        "watched",
-    )
+    Attributes:
+        core: the kernel that it flies in.
+        span_s: how long it may take.
+        earlier: verdict and end of the body of its intent, where an earlier kernel decided it and this one has not yet.
+        waits_for: the approval that it waits for.
+        look: wakes it.
+        approved: what it has been approved for, and `approval` under what.
+        taints: what it read that taints its thread, and `marks` what its row says of that.
+        watched: state keys that must not change before it commits.
+        rows: whether the thread made all the rows that the call changes: the body finds out, within the target's transaction.
+    """
 
-    def __init__(
-        self,
-        core: Core,
-        thread: Thread,
-        row: TableRow,
-        *,
-        arguments: Any,
-        canonical: bytes,
-        digest: bytes,
-        lane: str,
-        lane_step: int,
-        step: int,
-        deadline_s: float,
-    ) -> None:
-        super().__init__(thread)
-        self._core = core
-        self.row = row
-        self.arguments = arguments
-        self.canonical = canonical
-        self.digest = digest
-        self.lane = lane
-        self.lane_step = lane_step
-        self.step = step
-        self._began = time.monotonic()
-        self._span_s = deadline_s
-        self._deadline = self._began + deadline_s
+    core: Core
+    row: TableRow
+    arguments: Any
+    canonical: bytes
+    digest: bytes
+    lane: str
+    lane_step: int
+    step: int
+    span_s: float
+    began: float = 0.0
+    deadline: float = 0.0
+    started_us: int = 0
+    plan: Plan = _NO_PLAN
+    effect: Effect = Effect.READ
+    effect_id: str = ""
+    epoch: int = -1
+    judgement: Judgement | None = None
+    earlier: tuple[str, bytes] = _UNDECIDED
+    questions: list[Question] = msgspec.field(default_factory=_questions)
+    rights: Rights | None = None
+    memo: dict[str, Any] = msgspec.field(default_factory=_kept)
+    used: frozenset[str] = frozenset()
+    rerun: bool = False
+    extra_rules: list[str] = msgspec.field(default_factory=_texts)
+    extra_grants: list[str] = msgspec.field(default_factory=_texts)
+    point: dict[str, Any] | None = None
+    progress: bytes | None = None
+    effect_started: bool = False
+    ending: bool = False
+    intent_written: bool = False
+    generation: int = 0
+    task: asyncio.Task[Any] | None = None
+    fate: SyscallError | None = None
+    waits_for: ApprovalRecord | None = None
+    look: asyncio.Event | None = None
+    approved: frozenset[tuple[Any, ...]] = frozenset()
+    approval: ApprovalRecord | None = None
+    staged: bool = False
+    taints: str = ""
+    marks: Marks | None = None
+    watched: dict[str, int] = msgspec.field(default_factory=_versions)
+    rows: Rows = _ROWS_KNOWN
+    _ending: asyncio.Future[Any] | None = None
+    _given: Any = None
+
+    def __post_init__(self) -> None:
+        self.began = now = time.monotonic()
+        self.deadline = now + self.span_s
         self.started_us = time.time_ns() // 1000
-        self.plan = _NO_PLAN
+        row = self.row
         self.effect = row.effect
-        self.effect_id = ""
-        self.epoch: int = -1
-        self.judgement: Judgement | None = None
-        # Verdict and end of the body of its intent, where an earlier kernel decided it and this one has not yet.
-        self.earlier: tuple[str, bytes] = ("", b'"rules":[],"grants":[]}')
-        self.questions: list[Question] = []
-        self.rights: Rights | None = None
-        self.memo: dict[str, Any] = {}
-        self.used: frozenset[str] = frozenset()
-        self.rerun = False
-        self.extra_rules: list[str] = []
-        self.extra_grants: list[str] = []
-        self.point: dict[str, Any] | None = None
-        self.progress: bytes | None = None
-        self.effect_started = False
-        self.ending = False
-        self.intent_written = False
-        self.generation = thread.generation
-        self.task: asyncio.Task[Any] | None = None
-        self.fate: SyscallError | None = None
-        self.answer: asyncio.Future[Any] | None = None
-        # A call that asks: what it waits for, what wakes it, what it has been approved for, and under what.
-        self.waits_for: ApprovalRecord | None = None
-        self.look: asyncio.Event | None = None
-        self.approved: frozenset[tuple[Any, ...]] = frozenset()
-        self.approval: ApprovalRecord | None = None
-        self.staged = False
-        # What it read that taints its thread, what its row says of that, and state keys that must not change before it commits.
-        self.taints = ""
-        self.marks: Marks | None = None
-        self.watched: dict[str, int] = {}
-        # Whether the thread made all the rows that the call changes: the body finds out, within the target's transaction.
-        self.rows = Rows(later=row.action == "sql.write")
+        self.generation = self.thread.generation
+        if row.action == "sql.write":
+            self.rows = _ROWS_LATER
+
+    # -- its end --------------------------------------------------------------------------------------------------
 
     @property
-    def core(self) -> Core:
-        """The kernel that it flies in."""
-        return self._core
+    def answer(self) -> asyncio.Future[Any]:
+        """Resolves with the answer. Made for who asks, for of most calls nobody does."""
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_future()
+            if self._given is not None:
+                self._ending.set_result(self._given)
+        return self._ending
+
+    def give(self, answer: Any) -> None:
+        """Say what the answer is, once."""
+        self._given = answer
+        if self._ending is not None and not self._ending.done():
+            self._ending.set_result(answer)
 
     @property
     def audit_id(self) -> str:
@@ -211,7 +188,7 @@ class FlightState(Spending):
             BudgetExhausted: there are not so many left.
         """
         if "bytes" in self.reserved:
-            await carrying.afford(self, self._core.pools, size)
+            await carrying.afford(self, self.core.pools, size)
 
     async def answered(self, found: msgspec.Struct, result: bytes) -> None:
         """Count an answer before it is given out.

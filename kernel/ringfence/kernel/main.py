@@ -395,6 +395,6 @@ async def _drain(core: Core, seconds: float) -> None:
     """Let calls that run finish; nothing new is admitted."""
     # A call that waits may do so for days; the next kernel goes on with it.
     busy = [f for t in core.threads.values() for f in t.flights.values() if f.step not in t.waits]
-    answers = [f.answer for f in busy if f.answer is not None]
+    answers = [f.answer for f in busy]
     if answers:
         await asyncio.wait(answers, timeout=seconds)

@@ -239,7 +239,7 @@ class Processes:
         # An agent's death cancels nothing: its calls finish and are recorded before it is judged or started again.
         # One that waits may do so for days; the next start finds it under way.
         busy = [f for f in thread.flights.values() if f.step not in thread.waits]
-        flights = [f.answer for f in busy if f.answer is not None]
+        flights = [f.answer for f in busy]
         if flights and thread.state != "unknown":
             await asyncio.wait(flights, timeout=60)
         try:

@@ -101,16 +101,16 @@ async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
 async def _flight_of(core: Core, thread: Thread, row: TableRow, intent: StoredRow, raw: bytes) -> Flight:
     arguments, canonical, _ = decode_arguments(row, raw)
     flight = Flight(
-        core,
-        thread,
-        row,
+        core=core,
+        thread=thread,
+        row=row,
         arguments=arguments,
         canonical=canonical,
         digest=intent.digest,
         lane=intent.lane,
         lane_step=intent.lane_step,
         step=intent.step,
-        deadline_s=DEADLINE_MS_MAX / 1000,
+        span_s=DEADLINE_MS_MAX / 1000,
     )
     flight.intent_written = True
     flight.effect_id = intent.effect_id

@@ -74,16 +74,16 @@ class Revival:
             log.error("%s can't be read any more: %s; deny it", record.id, error.message)  # noqa: TRY400 - the text says all
             return None
         flight = Flight(
-            self._core,
-            thread,
-            row,
+            core=self._core,
+            thread=thread,
+            row=row,
             arguments=arguments,
             canonical=canonical,
             digest=record.digest,
             lane=record.lane,
             lane_step=record.lane_step,
             step=record.step,
-            deadline_s=DEADLINE_MS_MAX / 1000,
+            span_s=DEADLINE_MS_MAX / 1000,
         )
         flight.generation = EARLIER
         flight.waits_for = record

@@ -74,8 +74,6 @@ async def cancel(flight: Flight, error: SyscallError, settle_s: float = SETTLE_S
         `cancelled`, `finished` or `under way`.
     """
     answer = flight.answer
-    if answer is None:
-        return "finished"
     if flight.effect_started and flight.row.waits:
         # A try that finds nothing ends the call instead of waiting on.
         flight.fate = error

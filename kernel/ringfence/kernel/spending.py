@@ -20,8 +20,8 @@ SAID = ("tokens", "usd")
 """Amounts of which the body of a call says what it took; of `bytes` the kernel knows."""
 
 
-class Spending:
-    """The part of a call that is about totals.
+class Spending(msgspec.Struct, eq=False):
+    """The part of a call that is about totals. Made for every call, so no dataclass.
 
     Attributes:
         reserved: what it holds, by total.
@@ -37,21 +37,18 @@ class Spending:
         least: fewest of them that the call can do with.
     """
 
-    __slots__ = (
-        *("again", "ahead", "came", "carried", "drawn", "lacks", "least", "load"),
-        *("reserved", "settled", "spent", "thread"),
-    )
-
-    def __init__(self, thread: Thread) -> None:
-        self.thread = thread
-        self.reserved: dict[str, float] = {}
-        self.settled: Mapping[str, float] = _NOTHING
-        self.again = False
-        self.spent = ""
-        self.drawn: Drawn = ()
-        self.ahead: Drawn = ()
-        self.lacks: BudgetExhausted | None = None
-        self.carried = self.came = self.load = self.least = 0
+    thread: Thread
+    reserved: dict[str, float] = {}
+    settled: Mapping[str, float] = _NOTHING
+    again: bool = False
+    spent: str = ""
+    drawn: Drawn = ()
+    ahead: Drawn = ()
+    lacks: BudgetExhausted | None = None
+    carried: int = 0
+    came: int = 0
+    load: int = 0
+    least: int = 0
 
     def reserve(self, name: str, amount: float = 1.0) -> None:
         """Reserve of a total for this call, once.

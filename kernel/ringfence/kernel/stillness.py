@@ -44,7 +44,7 @@ async def _settle(thread: Thread) -> None:
         busy = [f for f in thread.flights.values() if f.step not in thread.waits]
         if not busy and not thread.environment.lock().locked():
             return
-        answers = [f.answer for f in busy if f.answer is not None]
+        answers = [f.answer for f in busy]
         left = until - time.monotonic()
         if left <= 0:
             what = f"step {busy[0].step}, {busy[0].row.action}," if busy else "its workspace"

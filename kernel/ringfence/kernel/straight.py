@@ -103,18 +103,18 @@ class Straight:
         except Exception:  # noqa: BLE001 - the long way meets it again, and answers for it
             return False
         flight = Flight(
-            self._core,
-            thread,
-            row,
+            core=self._core,
+            thread=thread,
+            row=row,
             arguments=arguments,
             canonical=canonical,
             digest=digest,
             lane=request.lane,
             lane_step=request.lane_step,
             step=thread.take_step(),
-            deadline_s=min(request.deadline_ms or DEADLINE_MS_MAX, DEADLINE_MS_MAX) / 1000,
+            span_s=min(request.deadline_ms or DEADLINE_MS_MAX, DEADLINE_MS_MAX) / 1000,
+            reserved={"calls": 1.0},
         )
-        flight.reserved = {"calls": 1.0}
         if pools is not None:
             flight.drawn = pools.draw("calls")
         self._fly(flight, plan, judgement, _OnItsWay(self, flight, request, reply))
@@ -141,7 +141,6 @@ class Straight:
         thread = flight.thread
         flight.planned(plan)
         flight.decided(thread.rights, judgement)
-        flight.answer = asyncio.get_running_loop().create_future()
         thread.took_off(flight)
         try:
             if flight.row.recovery is Recovery.ATOMIC:
@@ -182,8 +181,7 @@ class Straight:
         if way.row is not None:
             self._outcomes.remember(flight, way.row)
         answer = Answer(step=flight.step, result=way.result if way.told is None else way.told.result)
-        if flight.answer is not None:
-            flight.answer.set_result(answer)
+        flight.give(answer)
         if self._core.telemetry is not None:
             self._core.telemetry.call(flight, answer)
         self._long_way.passed(thread, way.request, flight.generation, answer)

@@ -375,13 +375,16 @@ class Connection(asyncio.BufferedProtocol):
         more &= frames.WINDOW_MAX
         if not more or number > self._newest or (number and not number & 1):
             raise ProtocolError(frames.PROTOCOL, "a window that is opened by nothing, or of no stream")
+        # Nothing waits for a window before it is used up.
         if not number:
-            self.window += more
+            before, self.window = self.window, self.window + more
             if self.window > frames.WINDOW_MAX:
                 raise ProtocolError(frames.FLOW, "a window is too wide")
-            self._pump()
+            if before <= 0:
+                self._pump()
         elif (stream := self._streams.get(number)) is not None:
-            stream.window += more
+            before, stream.window = stream.window, stream.window + more
             if stream.window > frames.WINDOW_MAX:
                 raise ProtocolError(frames.FLOW, "a window is too wide")
-            stream.pump()
+            if before <= 0:
+                stream.pump()

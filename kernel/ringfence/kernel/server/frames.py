@@ -43,6 +43,8 @@ pack_head = _HEAD.pack
 read_head = _HEAD.unpack_from
 prefix = struct.Struct(">BI")
 """What stands before each message of gRPC: whether it is compressed, and its length."""
+pack_prefix = prefix.pack
+read_prefix = prefix.unpack_from
 _PLAIN = "".join(map(chr, range(32, 127))).replace("%", "")  # what a status' text keeps as it is
 number32 = struct.Struct(">I")
 setting = struct.Struct(">HI")

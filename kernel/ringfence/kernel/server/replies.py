@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 
 from ringfence.kernel.kernel_log import PLACE
 from ringfence.kernel.server import frames
+from ringfence.kernel.server.gate import Bounds, Hold
 from ringfence.kernel.server.stream import Stream
 from ringfence.kernel.settled import Answer
 from ringfence.syscalls.errors import Internal
@@ -31,18 +31,17 @@ class Replies:
         self._owed = 0
         self._closed = False
 
-    def expect(self, call_id: int, written: Callable[[], None]) -> Callable[[Answer], None]:
+    def expect(self, call_id: int, bounds: Bounds, size: int, *, reads: bool) -> Owed:
         """Count a call.
 
         Args:
             call_id: the client's.
-            written: told when its reply is written, or nobody is there to take it.
-
-        Returns:
-            Takes the call's answer, once.
+            bounds: of its agent's door.
+            size: bytes that it holds of them.
+            reads: whether its answer may be megabytes.
         """
         self._owed += 1
-        return partial(self._reply, call_id, written)
+        return Owed(self, call_id, bounds, size, reads=reads)
 
     def close(self) -> None:
         """No more calls come: the stream ends when nothing is owed."""
@@ -50,38 +49,67 @@ class Replies:
         if not self._owed:
             self._stream.end(frames.OK)
 
-    def _reply(self, call_id: int, written: Callable[[], None], answer: Answer) -> None:
-        park = answer if answer.park else None
+    def reply(self, owed: Owed, answer: Answer) -> None:
+        """Write the reply to a call, once."""
         if answer.withheld:
-            self._sent(written, park)
+            self.sent(owed, answer)
             return
         try:
-            data = _response(call_id, answer)
+            data = _response(owed.call_id, answer)
         except Exception:
             # An answer that never comes would hold the caller for ever.
             log.exception("bug in the reply to step %d", answer.step)
             text = f"a bug in Ringfence keeps this answer from being sent; report it with what {PLACE} says of it"
-            data = _response(call_id, Answer(step=answer.step, failure=Internal(text)))
+            data = _response(owed.call_id, Answer(step=answer.step, failure=Internal(text)))
         if self._stream.send_now(data):
-            self._sent(written, park)
+            self.sent(owed, answer)
         else:
             # A client that is gone can't be told; its successor reads the answer from the journal.
             # What waits is kept once: the answer itself is let go.
-            self._stream.send(data, partial(self._sent, written, park))
+            park = answer if answer.park else None
+            self._stream.send(data, lambda: self.sent(owed, park))
 
-    def _sent(self, written: Callable[[], None], park: Answer | None) -> None:
+    def sent(self, owed: Owed, answer: Answer | None) -> None:
+        """A reply is written, or nobody is there to take it."""
         self._owed -= 1
-        written()
-        if park is not None:
-            self._parks(park)
+        owed.over()
+        if answer is not None and answer.park:
+            self._parks(answer)
         if self._closed and not self._owed:
             self._stream.end(frames.OK)
+
+
+class Owed(Hold):
+    """One call that a stream is owed the reply to, and what it holds of its agent's bounds until that is written."""
+
+    __slots__ = ("_bounds", "_reads", "_replies", "call_id")
+
+    def __init__(self, replies: Replies, call_id: int, bounds: Bounds, size: int, *, reads: bool) -> None:
+        super().__init__(bounds.gate, size)
+        self._replies = replies
+        self._bounds = bounds
+        self._reads = reads
+        self.call_id = call_id
+
+    def reply(self, answer: Answer) -> None:
+        """Take the call's answer, once."""
+        if self._reads:
+            self._bounds.reads.answered(self)
+        self._replies.reply(self, answer)
+
+    def over(self) -> None:
+        """Hold nothing any more."""
+        self.end()
+        if self._reads:
+            self._bounds.reads.leave(self)
 
 
 def _response(call_id: int, answer: Answer) -> bytes:
     response = pb.StreamResponse()
     reply = response.reply
-    reply.id, reply.step, reply.replayed = call_id, answer.step, answer.replayed
+    reply.id, reply.step = call_id, answer.step
+    if answer.replayed:
+        reply.replayed = True
     failure = answer.failure
     if failure is None:
         reply.result = answer.result or b"null"

@@ -9,7 +9,15 @@ from typing import Protocol
 
 from ringfence.kernel.config import MESSAGE_BYTES_MAX
 from ringfence.kernel.server import frames
-from ringfence.kernel.server.frames import FRAME_BYTES_MAX, WINDOW_FIRST, ProtocolError, pack_head, prefix
+from ringfence.kernel.server.frames import (
+    FRAME_BYTES_MAX,
+    WINDOW_FIRST,
+    ProtocolError,
+    pack_head,
+    pack_prefix,
+    prefix,
+    read_prefix,
+)
 from ringfence.kernel.server.gate import Bounds
 
 WINDOW_WAITING = 8192
@@ -131,13 +139,23 @@ class Stream:
             raise ProtocolError(frames.CLOSED, "something came on a stream after its end")
         self._last = last
         worth = last
-        if self._served and not self._held and self._bounds.gate.open and _whole(data):
-            # Most frames are one message.
-            handler = self._handler
-            if handler is not None:
-                handler.message(data[5:])
-            worth = True
-        elif data:
+        handler = self._handler
+        if (
+            handler is not None
+            and self._served
+            and not self._held
+            and self._bounds.gate.open
+            and len(data) >= 5  # noqa: PLR2004 - the size of the prefix
+            and read_prefix(data) == (0, len(data) - 5)
+        ):
+            # Most frames are one message that is not compressed.
+            handler.message(data[5:])
+            if self._room <= WINDOW_FIRST - _REFILL:
+                self._refill()
+            if last:
+                self._deliver()
+            return True
+        if data:
             self._part += data
             self._held += len(data)
             worth = self._cut() or len(data) > 1024  # noqa: PLR2004 - as much as a frame should at least carry
@@ -249,7 +267,7 @@ class Stream:
         self.window -= size
         wire.window -= size
         head = pack_head(0, size, frames.DATA, 0, self.number)
-        wire.write(b"".join((head, prefix.pack(0, size - 5), message)))
+        wire.write(b"".join((head, pack_prefix(0, size - 5), message)))
         return True
 
     def send(self, message: bytes, done: Callable[[], None] | None = None) -> None:
@@ -334,8 +352,3 @@ class Stream:
         if self._waits:
             self._waits = False
             self._bounds.gate.forget(self._again)
-
-
-def _whole(data: bytes) -> bool:
-    """Whether a payload is one message, and not a compressed one."""
-    return len(data) >= 5 and prefix.unpack_from(data) == (0, len(data) - 5)  # noqa: PLR2004 - the size of the prefix

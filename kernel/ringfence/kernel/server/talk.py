@@ -13,7 +13,6 @@ from ringfence.kernel.outcomes import Request
 from ringfence.kernel.replay import OPERATOR_LANE
 from ringfence.kernel.server import frames
 from ringfence.kernel.server.desk import Desk
-from ringfence.kernel.server.gate import Hold
 from ringfence.kernel.server.replies import Replies
 from ringfence.kernel.server.status import end_with
 from ringfence.kernel.server.stream import Stream
@@ -35,7 +34,6 @@ class Talk:
     def __init__(self, desk: Desk, stream: Stream) -> None:
         self._desk = desk
         self._stream = stream
-        self._gate = desk.bounds.gate
         self._greeted = False
         self._open = False
         self._replies = Replies(stream, desk.park)
@@ -125,29 +123,26 @@ class Talk:
         desk = self._desk
         if call.lanes != desk.thread.live_lanes:
             desk.lanes(call.lanes)
-        raw = call.arguments
-        hold = Hold(self._gate, len(raw) + len(call.action) + len(call.lane))
+        lane, action, raw = call.lane, call.action, call.arguments
+        reads = action in _READS
+        size = len(raw) + len(action) + len(lane)
+        owed = self._replies.expect(call.id, desk.bounds, size, reads=reads)
         request = Request(
-            lane=call.lane,
+            lane=lane,
             lane_step=call.step,
-            action=call.action,
+            action=action,
             raw=raw,
             deadline_ms=call.deadline_ms,
-            shrink=hold.shrink,
+            shrink=owed.shrink,
         )
-        reads = call.action in _READS
-        written = partial(self._read, hold) if reads else hold.end
-        reply = self._replies.expect(call.id, written)
-        if not _LANE(request.lane) or request.lane == OPERATOR_LANE:
+        if lane != "0" and (not _LANE(lane) or lane == OPERATOR_LANE):
             # The operator's lane is neither replayed nor settled with an agent's calls.
             text = "a lane's id is `0`, or its parent's with a dot and a number; at most 256 characters"
-            reply(Answer(step=0, failure=InvalidRequest(text)))
-            return
-        if reads:
-            reply = partial(self._answered, hold, reply)
-            desk.bounds.reads.take(hold, partial(self._begin, request, reply))
+            owed.reply(Answer(step=0, failure=InvalidRequest(text)))
+        elif reads:
+            desk.bounds.reads.take(owed, partial(self._begin, request, owed.reply))
         else:
-            self._begin(request, reply)
+            self._begin(request, owed.reply)
 
     def _begin(self, request: Request, reply: Callable[[Answer], None]) -> None:
         desk = self._desk
@@ -158,14 +153,6 @@ class Talk:
             return
         if not begun:
             desk.keep(self._serve(request, reply))
-
-    def _answered(self, hold: Hold, reply: Callable[[Answer], None], answer: Answer) -> None:
-        self._desk.bounds.reads.answered(hold)
-        reply(answer)
-
-    def _read(self, hold: Hold) -> None:
-        hold.end()
-        self._desk.bounds.reads.leave(hold)
 
     async def _serve(self, request: Request, reply: Callable[[Answer], None]) -> None:
         reply(await self._desk.answer(request))

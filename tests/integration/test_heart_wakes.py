@@ -155,6 +155,9 @@ async def test_who_only_waits_gives_its_slot_to_the_next_by_priority(narrow: Hea
         assert rests.program is not None
     await until(lambda: high.state == "running")
     assert (rests.asleep, rests.program, low.state) == (True, None, "pending")
+    # Nothing rings any more for who sleeps: with hundreds of them each end of a program would look at all.
+    linger: Any = narrow.processes
+    assert linger._linger._alarms == {}
     # Its wait goes on without a process; when it is over it queues behind the other, by the same rules.
     await wake(narrow, rests, kind)
     await until(lambda: rests.state == "pending")

@@ -68,9 +68,7 @@ class Linger:
                 alarm = asyncio.get_running_loop().call_later(delay_s, self._lingered, thread)
                 self._alarms[thread.key] = alarm
         else:
-            alarm = self._alarms.pop(thread.key, None)
-            if alarm is not None:
-                alarm.cancel()
+            self._silence(thread)
 
     def adopted(self) -> list[AgentKey]:
         """Agents that an earlier kernel put to sleep, and whose waits for a message nobody here keeps."""
@@ -102,7 +100,7 @@ class Linger:
         """Others wait for a turn to live: those that only wait give theirs up without lingering."""
         for key in self._alarms:
             thread = self._core.threads.get(key)
-            if thread is not None:
+            if thread is not None and self._may_sleep(thread):
                 self._spawn(self._put_to_sleep(thread, PRESSED_S))
 
     def _lingered(self, thread: Thread) -> None:
@@ -132,7 +130,13 @@ class Linger:
                 log.warning("%s can't be put to sleep now: %s", thread.id, error)
                 waits.show(thread)
                 return
+            self._silence(thread)
             await self._processes.end_program(thread)
+
+    def _silence(self, thread: Thread) -> None:
+        alarm = self._alarms.pop(thread.key, None)
+        if alarm is not None:
+            alarm.cancel()
 
     async def wake(self, thread: Thread) -> None:
         """Start the process of an agent that is asleep; it goes on by replay. Does nothing for any other agent."""

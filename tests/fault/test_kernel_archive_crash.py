@@ -93,6 +93,8 @@ def test_a_kernel_that_dies_in_the_middle_has_lost_nothing(kernel: KernelProcess
     # The files are given up a year later; what stays is enough to go on from.
     kernel.config.write_text(KERNEL.replace("ARCHIVE", "1ms"))
     kernel.operator.ask("Reload")
+    pruned_until(kernel, agent, "prune:recorded")
+    assert kernel.operator.ask("AuditVerify")["ok"]
     pruned_until(kernel, agent, "prune:given_up")
     report = kernel.operator.ask("AuditVerify")
     assert report["ok"], report

@@ -48,6 +48,9 @@ def work():
         rf.artifacts.put("counted", job["id"])
     elif name == "spawn":
         rf.spawn("child-of-" + job["id"][:40], ["true"], workspace="read.txt")
+    elif name == "model":
+        said = rf.llm.complete(model="m", messages=[{"role": "user", "content": "count"}], max_tokens=100, stream=True)
+        rf.fs.append_text("said.txt", said.text)
     elif name == "timer":
         rf.sleep(0.5)
         rf.fs.append_text("counted.txt", "x")
@@ -77,6 +80,7 @@ spec:
       - memory.*: "**"
       - artifacts.*: "*"
       - spawn: "*"
+      - llm.complete: m
   restart: {{policy: on-failure, max: 5}}
 """
 
@@ -88,6 +92,7 @@ spec:
     keyed: {{type: http, base: "{base}", idempotency_header: Idempotency-Key}}
     plain: {{type: http, base: "{plain}"}}
     target: {{type: postgres, dsn: "{target}"}}
+    model: {{type: llm, base: "{model}", price: {{input: 1000, output: 1000}}}}
 """
 
 ACTIONS = {
@@ -111,6 +116,7 @@ ACTIONS = {
     "artifact": "artifacts.put",
     "timer": "sleep",
     "spawn": "spawn",
+    "model": "llm.complete",
     # The same under a rule that asks: a person approves each, and the kill comes after that.
     "delete-asked": "fs.delete",
     "exec-asked": "exec.run",
@@ -153,6 +159,8 @@ POINTS = (
     # Where the files of a child are made.
     "before_files",
     "after_files",
+    # Where a part of a streamed reply has come.
+    "mid_stream",
 )
 ATOMIC = {"state", "put", "send", "receive", "memory", "artifact", "spawn"}
 NO_INTENT = {"read"}
@@ -176,6 +184,8 @@ def passes(name: str, point: str) -> bool:
         return name == "exec"
     if point in ("before_files", "after_files"):
         return name == "spawn"
+    if point == "mid_stream":
+        return name == "model"
     if name in ATOMIC:
         return point in ("before_intent", "after_outcome")
     if name in NO_INTENT:

@@ -16,6 +16,7 @@ from typing import Any
 from support.databases import Server, server
 from support.jobs import ACTIONS, ASKED, CONFIG, MANIFEST, WORKSPACE, kind_of, passes
 from support.kernels import KernelProcess, eventually
+from support.model import ModelHost
 from support.scenes import short_directory
 from support.tallies import Tally
 from support.target import Target
@@ -45,7 +46,10 @@ class Ground:
         self.server = database
         self.keyed, self.plain = Target(directory / "keyed"), Target(directory / "plain")
         self.target_dsn = database.target("target")
-        config = CONFIG.format(base=self.keyed.base, plain=self.plain.base, target=self.target_dsn)
+        self.model = ModelHost()
+        config = CONFIG.format(
+            base=self.keyed.base, plain=self.plain.base, target=self.target_dsn, model=self.model.base
+        )
         config += f"  sandbox: {{mounts: {json.dumps(list(mounts))}}}\n" if mounts else ""
         self.kernel = KernelProcess(directory / "d", dsn=database.dsn, config=config)
         self.kernel.env |= env or {}
@@ -64,6 +68,7 @@ class Ground:
         self.kernel.stop()
         self.keyed.close()
         self.plain.close()
+        self.model.close()
 
 
 @contextlib.contextmanager

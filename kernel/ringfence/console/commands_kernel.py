@@ -34,9 +34,22 @@ _FILE = click.Path(path_type=Path)
     metavar="DSN",
     help="PostgreSQL to use instead of the embedded one. Better in $RINGFENCE_DSN: command lines are public.",
 )
+@click.option(
+    "--store",
+    envvar="RINGFENCE_STORE",
+    metavar="URL",
+    help="Store that several nodes share: a directory, or `s3://BUCKET/PREFIX?endpoint=URL`.",
+)
 @click.option("--detach", is_flag=True, help="Start in the background; return once it answers.")
 @click.option("--listen", metavar="ADDR", help="Not in this release: operators use the unix socket alone.")
-def up(session: Session, config: Path | None, dsn: str | None, detach: bool, listen: str | None) -> int:
+def up(
+    session: Session,
+    config: Path | None,
+    dsn: str | None,
+    store: str | None,
+    detach: bool,
+    listen: str | None,
+) -> int:
     """Start the kernel.
 
     Runs until `ringfence down`, SIGTERM or Ctrl-C. Works as root and as an ordinary user.
@@ -52,6 +65,7 @@ def up(session: Session, config: Path | None, dsn: str | None, detach: bool, lis
     if detach:
         arguments = [
             *(["--config", str(config)] if config is not None else []),
+            *(["--store", store] if store is not None else []),
             *(["--listen", listen] if listen is not None else []),
         ]
         status = background.start_in_background(session, arguments, dsn)
@@ -61,7 +75,7 @@ def up(session: Session, config: Path | None, dsn: str | None, detach: bool, lis
         for _, text in _unavailable(record(status, "config")):
             render.note(f"unavailable: {text}")
         return ExitCode.OK
-    settings = Settings(data=session.data, dsn=dsn or None, config=config, listen=listen)
+    settings = Settings(data=session.data, dsn=dsn or None, store=store or None, config=config, listen=listen)
     return _run(session, settings)
 
 

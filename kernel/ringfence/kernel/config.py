@@ -59,12 +59,14 @@ class Settings:
     Attributes:
         data: the data directory; holds everything but the database of `dsn`.
         dsn: PostgreSQL to use; None: the embedded one.
+        store: URL of the store that several nodes share; None: the data directory alone.
         config: `ringfence.yaml`; None: no resources, no ceilings.
         listen: extra TCP address for operators; None: the operator socket alone.
     """
 
     data: Path
     dsn: str | None = None
+    store: str | None = None
     config: Path | None = None
     listen: str | None = None
 
@@ -99,6 +101,11 @@ class Layout:
     def archive(self, declared: str) -> Path:
         """Parts of journals that left the database: where the kernel file says, or here."""
         return Path(declared) if declared else self.data / "archive"
+
+    @property
+    def home_file(self) -> Path:
+        """What names this data directory, whatever its path and host."""
+        return self.data / "home"
 
     @property
     def secrets(self) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,12 +16,16 @@ from ringfence.kernel.nursery import AgentNursery
 from ringfence.kernel.rights import Rights
 from ringfence.kernel.shelves import AgentArtifacts, AgentMemory
 from ringfence.policy.facts import NOTHING_KNOWN, Facts
-from ringfence.sandbox.snapshots import SnapshotStore
+from ringfence.sandbox.shared_points import SharedSnapshots
+from ringfence.sandbox.snapshots import SnapshotError, SnapshotStore
 from ringfence.sandbox.types import Limits, Sandbox, SandboxError
 from ringfence.sandbox.usage import Meter
 from ringfence.sandbox.workspace import Workspace
 from ringfence.syscalls.base import StateValue
 from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
+from ringfence.syscalls.fs_common import in_thread
+
+log = logging.getLogger(__name__)
 
 PROGRAM_ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"}
 """Of agents' own programs, beside that of commands: images are read-only, and logs are followed."""
@@ -99,6 +104,29 @@ class SharedState:
         )
 
 
+class WorkspaceLock(asyncio.Lock):
+    """Held by whoever changes the workspace. What changes left is in the store that others share before the next one begins.
+
+    Where that store is away the change stands, and is brought there later: the next change is refused until it is.
+    """
+
+    def __init__(self, snapshots: SnapshotStore) -> None:
+        super().__init__()
+        self._snapshots = snapshots
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Bring what changed to the shared store, then let others in."""
+        try:
+            if isinstance(self._snapshots, SharedSnapshots) and self._snapshots.pending:
+                await in_thread(self._snapshots.push)
+        except SnapshotError as error:
+            log.warning(
+                "what a change left is not in the shared store: %s; the next change brings it there", error
+            )
+        finally:
+            self.release()
+
+
 class AgentEnvironment:
     """One agent's environment. Everything but the rights and the masks is fixed."""
 
@@ -153,7 +181,7 @@ class AgentEnvironment:
         self._rights = rights
         self.known: Callable[[], Facts] = lambda: NOTHING_KNOWN  # set once there is a thread
         self._masks: set[str] | None = None
-        self._lock = asyncio.Lock()
+        self._lock = WorkspaceLock(snapshots)
 
     @property
     def mounts(self) -> Mapping[Path, Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from ringfence.kernel.config import HEARTBEAT_S
 from ringfence.kernel.core import Core
@@ -37,3 +38,8 @@ class Heartbeat:
                 await self._on_fenced()
                 return
             await asyncio.sleep(HEARTBEAT_S)
+
+
+def boot_id() -> str:
+    """The host's boot, so that a pid of an earlier one is never taken for a process of now."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

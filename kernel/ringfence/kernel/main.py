@@ -13,7 +13,6 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TextIO
 
 import uvloop
@@ -21,15 +20,16 @@ from ringfence.kernel.config import LEASE_S, VERSION, Layout, Settings
 from ringfence.kernel.core import Core
 from ringfence.kernel.dispatch import Dispatcher
 from ringfence.kernel.failpoints import Failpoints
+from ringfence.kernel.homes import homes_of, open_blobs
 from ringfence.kernel.journal.admin import check_dsn
 from ringfence.kernel.journal.anchor import Anchor, AnchorError
-from ringfence.kernel.journal.blobs import BlobError, Blobs
+from ringfence.kernel.journal.blobs import BlobError
 from ringfence.kernel.journal.migrate import migrate
 from ringfence.kernel.journal.store import Store
 from ringfence.kernel.journal.targets import ensure_target
 from ringfence.kernel.journal.types import JournalError, Unavailable
 from ringfence.kernel.journal.writer import Journal
-from ringfence.kernel.leases import Heartbeat
+from ringfence.kernel.leases import Heartbeat, boot_id
 from ringfence.kernel.leftovers import open_backends, remove_run, short_run_dir
 from ringfence.kernel.operations import pools, pruning
 from ringfence.kernel.operations.kernel import Kernel
@@ -234,7 +234,7 @@ async def compose(
     table = build_table()
     backends = await open_backends(layout, stack)
     secrets = Secrets(layout.secrets)
-    blobs = Blobs(layout.blobs)
+    blobs, depot = open_blobs(settings, layout)
     anchor = Anchor(layout.anchor_file, layout.anchor_key)
     dsn, server = await _database(settings, layout, stack)
     await migrate(dsn)
@@ -266,6 +266,7 @@ async def compose(
     await core.pools.relimit(resources.file.pools)
     telemetry = open_telemetry(core, str(key), stack)
     ownership = Ownership(core=core, layout=layout, resources=resources, backends=backends)
+    ownership.homes = homes_of(core, layout, depot)
     backends.file = lambda: ownership.resources.file
     dispatcher = Dispatcher(core)
     ownership.revive = Revival(core, dispatcher).revive
@@ -289,11 +290,6 @@ async def compose(
         telemetry=telemetry,
     )
     return kernel, await _serve(kernel, fence, stack)
-
-
-def boot_id() -> str:
-    """The host's boot, so that a pid of an earlier one is never taken for a process of now."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -> asyncio.Future[int]:

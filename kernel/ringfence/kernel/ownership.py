@@ -17,6 +17,7 @@ from ringfence.kernel.core import Core
 from ringfence.kernel.demands import demanded
 from ringfence.kernel.environment import AgentEnvironment, SharedState
 from ringfence.kernel.facts import Facts, Taint, earlier_runs, marks_of
+from ringfence.kernel.homes import Homes
 from ringfence.kernel.journal.segments import Archive
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, Damaged, JournalError, StoredRow
 from ringfence.kernel.mounts import resolve
@@ -50,6 +51,7 @@ class Ownership:
     layout: Layout
     resources: Resources
     backends: Backends
+    homes: Homes | None = None
     revive: Callable[[Thread], Awaitable[None]] = nothing_waits
     nurseries: Nurseries = field(init=False)
     rates: dict[AgentKey, Budgets] = field(default_factory=dict[AgentKey, Budgets])
@@ -80,6 +82,8 @@ class Ownership:
 
     async def _adopt(self, record: AgentRecord) -> Thread:
         self.nurseries.place(record.id)
+        if self.homes is not None:
+            await self.homes.settle(record)
         manifest = parsed(record)
         above = await self._above(record.key)
         rights = await self._rights(record, manifest)
@@ -129,6 +133,8 @@ class Ownership:
         await asyncio.to_thread(thread.environment.workspace.sweep)
         await self.load_replay(thread)
         unknown = await settle_unfinished(self.core, thread)
+        if self.homes is not None:
+            await self.homes.catch_up(thread.key, thread.id)
         if unknown and thread.state not in ("killed", "failed"):
             thread.state = "unknown"
             thread.waiting_for = f"the outcome of step {unknown[0]}"
@@ -304,11 +310,18 @@ class Ownership:
         closed = [self.layout.data, self.layout.run, *([file] if file is not None else [])]
         return resolve(box.mounts, self.resources.file.sandbox.mounts, closed)
 
+    def points_of(self, agent: str, workspace: Workspace) -> SnapshotStore:
+        """The rollback points of an agent, in the shared store too where there is one."""
+        if self.homes is None:
+            return SnapshotStore(self.layout.points(agent))
+        return self.homes.snapshots(agent, workspace)
+
     def _environment(
         self, record: AgentRecord, manifest: Manifest, rights: Rights, above: Sequence[AgentRecord]
     ) -> AgentEnvironment:
         home = self.layout.agent(record.id)
         uid = record.uid if os.geteuid() == 0 else None
+        workspace = Workspace(home / "live", uid=uid)
         box = manifest.sandbox
         boxes = [box, *(parsed(one).sandbox for one in above)]
         backend = self.backends.name_for(boxes)
@@ -322,8 +335,8 @@ class Ownership:
                 self.core.store, self.core.blobs, record.key, lambda: self._branch(record.key)
             ),
             nursery=self.nurseries.of(record.key),
-            workspace=Workspace(home / "live", uid=uid),
-            snapshots=SnapshotStore(self.layout.points(record.id)),
+            workspace=workspace,
+            snapshots=self.points_of(record.id, workspace),
             sandbox=self.backends.named(backend),
             limits=_limits(boxes),
             command_env={

@@ -19,6 +19,20 @@ class Problem(Exception):
         self.reason = reason
 
 
+class StoreAway(Problem):
+    """The store that several nodes share can't be used now."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, exit_code=6, reason="StoreUnavailable")
+
+
+class StoreLacks(Problem):
+    """The store that several nodes share has not all that an agent did."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, exit_code=5, reason="StoreLacks")
+
+
 def no_such_agent(name: str) -> Problem:
     """The agent is not in the database."""
     return Problem(f"no agent `{name}`; see: ringfence ps --all", exit_code=4, reason="NoSuchAgent")

@@ -176,6 +176,7 @@ class Rollback:
         store = environment.snapshots
         taken = await asyncio.to_thread(store.load, f"p{step}")
         if taken is not None:
+            store.touch(f"p{step}")
             # What is left to put back says less than the point, which is from before the crash.
             return [str(name) for name in taken.extra.get("covers", covers)]
         if not covers:

@@ -8,10 +8,11 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from ringfence.kernel.homes import own_home
 from ringfence.kernel.journal.store_approvals import CHANNEL_APPROVAL
 from ringfence.kernel.journal.store_pools import CHANNEL_POOL
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, JournalError, OwnerMoved
-from ringfence.kernel.problems import Problem, lost_files
+from ringfence.kernel.problems import Problem, StoreAway, StoreLacks, lost_files
 from ringfence.kernel.revocation import apply_epoch
 from ringfence.kernel.thread import FINAL_STATES
 from ringfence.policy.problems import ManifestError
@@ -86,7 +87,7 @@ class Takeover:
         Only those whose files are here: the others wait for a kernel that has them.
         """
         core = self._kernel.core
-        here = await asyncio.to_thread(self._kernel.layout.agents_here)
+        here = await self._here()
         here += await asyncio.to_thread(self._kernel.ownership.nurseries.here)
         for record in await core.store.claim_agents(core.kernel, self._fence, here):
             self._spawn(self._continue(record))
@@ -96,10 +97,21 @@ class Takeover:
             ):
                 self._spawn(self._kernel.processes.lose(thread))
 
+    async def _here(self) -> list[str]:
+        """Agents whose newest files are in this data directory, or can be brought from the shared store."""
+        kernel = self._kernel
+        local = set(await asyncio.to_thread(kernel.layout.agents_here))
+        homes = await kernel.core.store.homes()
+        shared = kernel.ownership.homes is not None
+        own = own_home(kernel.layout)
+        stale = {agent for agent, home in homes.items() if home != own}
+        return sorted(local | homes.keys() if shared else local - stale)
+
     async def _give_up_lost(self) -> None:
         """Agents of an earlier kernel of this directory whose files were removed: no kernel can go on with them."""
         kernel = self._kernel
         here = await asyncio.to_thread(kernel.layout.agents_here)
+        here += await kernel.core.store.homes()
         for record in await kernel.core.store.agents():
             owned = record.key in kernel.core.threads or record.owner == kernel.core.kernel
             if record.id not in here and not owned and await kernel.had_files_here(record):
@@ -135,6 +147,12 @@ class Takeover:
             kernel.scheduler.adopt(thread)
         except JournalUnavailable:
             raise
+        except StoreAway as error:
+            raise JournalUnavailable(str(error)) from error
+        except StoreLacks as error:
+            log.warning("%s can't be taken over: %s", record.id, error)
+            await self._give_up(record, str(error))
+            await kernel.core.store.release_agent(record.key, kernel.core.kernel)
         except Fenced as error:
             if await kernel.core.owns(record.key):
                 raise JournalUnavailable(

@@ -139,6 +139,23 @@ class SnapshotStore:
         with self._guard():
             return self._blobs.open(sha256)
 
+    def adopt_manifest(self, manifest: PointManifest) -> None:
+        """Take over a point whose content comes when it is needed. Durable on return.
+
+        Raises:
+            SnapshotError: it can't be kept.
+        """
+        with self._guard():
+            self._blobs.prepare()
+            SnapshotStore._save(self, manifest)
+
+    def blob_path(self, sha256: str) -> Path:
+        """Where a content is kept here."""
+        return self._blobs.path(sha256)
+
+    def touch(self, point: str) -> None:
+        """Say, under the workspace's lock, that what a point covers is about to change: for stores that others share."""
+
     def load(self, point: str) -> PointManifest | None:
         """Read a point's manifest; None where there is none, so that its effect never started.
 

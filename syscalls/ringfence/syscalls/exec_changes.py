@@ -157,6 +157,7 @@ async def _apply(call: Call, upper: Path, changes: ChangeSet, manifest: PointMan
         OutcomeUnknown: nor could it be put back.
     """
     env = call.env
+    env.snapshots.touch(manifest.point)
     try:
         await fs_common.in_thread(lambda: apply_all(env, upper, changes), effect=True)
     except ChangesError as error:

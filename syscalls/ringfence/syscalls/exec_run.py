@@ -192,6 +192,7 @@ async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
         manifest = await fs_common.in_thread(lambda: exec_changes.load(call, record.point))
         done, untouched = await fs_common.in_thread(lambda: exec_changes.compare(call, manifest))
         upper = scratch / "upper"
+        call.env.snapshots.touch(manifest.point)
         if untouched and not done and not upper.is_dir():
             # Only the end of `run` removes the layer, so it refused or failed before anything was applied.
             return Rerun.RERUN

@@ -263,6 +263,7 @@ async def settle(call: Call, finish: Callable[[PointManifest], None]) -> PointMa
             done, untouched = await in_thread(lambda: _compare(call, manifest))
             if untouched and not done:
                 return Rerun.RERUN
+            env.snapshots.touch(manifest.point)
             if not done:
                 await call.check_live()
                 env.meter.forget()

@@ -10,6 +10,7 @@ from ringfence.kernel.journal.store_approvals import ApprovalStore
 from ringfence.kernel.journal.store_atoms import AtomStore
 from ringfence.kernel.journal.store_budgets import BudgetStore
 from ringfence.kernel.journal.store_grants import GrantStore
+from ringfence.kernel.journal.store_homes import HomeStore
 from ringfence.kernel.journal.store_kernels import KernelStore
 from ringfence.kernel.journal.store_kin import KinStore
 from ringfence.kernel.journal.store_move import MoveStore
@@ -34,6 +35,7 @@ class Store(
     MoveStore,
     KinStore,
     OutboxStore,
+    HomeStore,
 ):
     """The kernel's view of its database, on a pool of connections. Every method may raise Unavailable."""
 

@@ -32,6 +32,7 @@ async def status(kernel: Kernel) -> dict[str, Any]:
         "version": VERSION,
         "data": str(kernel.layout.data),
         "listen": kernel.listen,
+        "store": None if kernel.ownership.homes is None else kernel.ownership.homes.depot.place,
         "kernel": int(kernel.core.kernel),
         "database": {
             "embedded": kernel.settings.dsn is None,

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from ringfence.kernel.compaction import Compaction
 from ringfence.kernel.config import Layout, Settings
 from ringfence.kernel.core import Core
+from ringfence.kernel.homes import own_home
 from ringfence.kernel.journal.anchor import Anchor
 from ringfence.kernel.journal.types import AgentRecord, Ambiguous
 from ringfence.kernel.ownership import Ownership
@@ -119,7 +120,12 @@ class Kernel:
         if thread is not None:
             return thread
         home = self.layout.agent(record.id)
-        if not (home / "live").is_dir():
+        kept = await self.core.store.home_of(record.key)
+        shared = self.ownership.homes is not None and record.state in FINAL_STATES
+        if kept and kept != own_home(self.layout) and not shared:
+            # One that lives is brought here by whoever looks for what dead kernels left, who also starts it.
+            raise not_here(record.id)
+        if not (home / "live").is_dir() and not (kept and shared):
             # Owned or not, it can't be run or rolled back without its files.
             here = await self.had_files_here(record)
             raise files_gone(record.id, home) if here else not_here(record.id)

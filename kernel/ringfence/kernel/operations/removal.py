@@ -122,6 +122,8 @@ def _entry(key: AgentKey, agent: str, operator: str) -> Entry:
 
 def _remove_files(kernel: Kernel, key: AgentKey, agent: str) -> int:
     freed = 0
+    if kernel.ownership.homes is not None:
+        kernel.ownership.homes.forget(agent)
     for path in (kernel.layout.points(agent), kernel.layout.socket_dir(key), kernel.layout.agent(agent)):
         freed += _size(path)
         # The home goes last: its id is what a removal that was cut short is found by.

@@ -178,6 +178,8 @@ async def _leave_nothing(kernel: Kernel, record: AgentRecord) -> None:
         return
     kernel.core.threads.pop(record.key, None)
     kernel.core.journal.forget(record.key)
+    if kernel.ownership.homes is not None:
+        await asyncio.to_thread(kernel.ownership.homes.forget, record.id)
     for place in (
         kernel.layout.agent(record.id),
         kernel.layout.points(record.id),

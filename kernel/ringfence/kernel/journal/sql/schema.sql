@@ -45,7 +45,8 @@ create table agents (
     ended_at    timestamptz,
     asleep      boolean not null default false,
     wake_at     timestamptz,
-    submitted_by text not null default ''
+    submitted_by text not null default '',
+    home        text not null default '' -- data directory with its newest files, where these are in a shared store too
 );
 -- People say the name; several agents may have the same.
 create index agents_name on agents (name);

@@ -31,6 +31,7 @@ from ringfence.kernel.logs import LogPump
 from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.problems import lost_files
 from ringfence.kernel.recovery import settle_again
+from ringfence.kernel.releases import begin_releases
 from ringfence.kernel.retries import Retry
 from ringfence.kernel.revocation import cancel
 from ringfence.kernel.server.agent_door import AgentDoor
@@ -157,6 +158,7 @@ class Processes:
             await self._fail(thread, SandboxError(thread.unreadable))
         thread.lanes.clear()
         thread.live_lanes, thread.parking = 0, None
+        begin_releases(thread)
         # Calls of an earlier start that wait for an operator: their program is gone, the new one asks for itself.
         async with thread.resolved:
             thread.resolved.notify_all()

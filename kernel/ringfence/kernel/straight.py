@@ -131,6 +131,7 @@ class Straight:
             or place in replay.unfinished
             or place in thread.unsettled
             or thread.parking is not None
+            or thread.releases is not None
             or rights.limited
             or rights.expired
             or thread.budgets.rated(request.action)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ringfence.kernel.environment import AgentEnvironment
     from ringfence.kernel.flight import Flight
     from ringfence.kernel.pool_shares import Member
+    from ringfence.kernel.releases import Releases
     from ringfence.kernel.retries import Retry
     from ringfence.policy.manifest_types import Manifest
     from ringfence.sandbox.types import Program
@@ -33,10 +34,12 @@ class Thread:
 
     Attributes:
         pools: budgets that it has together with other agents; None: none.
+        releases: gives replies out in their recorded order, while its program replays several lanes.
         retry: the newest start of a program that failed; it is waited for where the agent says so.
     """
 
     pools: Member | None = None
+    releases: Releases | None = None
     retry: Retry | None = None
 
     def __init__(

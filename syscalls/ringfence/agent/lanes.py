@@ -135,12 +135,10 @@ class ThreadLanes:
     def enter(self, lane: Lane) -> None:
         """Bind a lane to the calling thread."""
         self._here.lane = lane
-        self.count(1)
 
     def leave(self) -> None:
         """Unbind the calling thread."""
         del self._here.lane
-        self.count(-1)
 
 
 class TaskLanes:

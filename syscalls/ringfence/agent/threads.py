@@ -33,8 +33,20 @@ class Worker(Generic[T]):
 
     def start(self) -> Worker[T]:
         """Start it in a new thread."""
-        threading.Thread(target=self.run, name=f"ringfence-{self.lane}", daemon=True).start()
+        # Counted before it runs: until then nobody may think that the others are all there are.
+        self._lanes.count(1)
+        try:
+            threading.Thread(target=self._alone, name=f"ringfence-{self.lane}", daemon=True).start()
+        except BaseException:
+            self._lanes.count(-1)
+            raise
         return self
+
+    def _alone(self) -> None:
+        try:
+            self.run()
+        finally:
+            self._lanes.count(-1)
 
     def run(self) -> None:
         """Do it in the calling thread."""
@@ -100,19 +112,27 @@ class Threads:
         mutex = threading.Lock()
 
         def drain() -> None:
-            while True:
-                with mutex:
-                    worker = next(waiting, None)
-                if worker is None:
-                    return
-                worker.run()
+            try:
+                while True:
+                    with mutex:
+                        worker = next(waiting, None)
+                    if worker is None:
+                        return
+                    worker.run()
+            finally:
+                self._lanes.count(-1)
 
         helpers = [
             threading.Thread(target=drain, name="ringfence-parallel", daemon=True)
             for _ in range(min(max(1, limit), len(workers)))
         ]
-        for helper in helpers:
-            helper.start()
+        self._lanes.count(len(helpers))
+        for started, helper in enumerate(helpers):
+            try:
+                helper.start()
+            except BaseException:
+                self._lanes.count(started - len(helpers))
+                raise
         for worker in workers:
             worker.join()
         return _results(workers)

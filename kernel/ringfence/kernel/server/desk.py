@@ -7,6 +7,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -15,6 +16,7 @@ from ringfence.kernel.dispatch import Dispatcher
 from ringfence.kernel.kernel_log import PLACE
 from ringfence.kernel.outcomes import Request, printable
 from ringfence.kernel.past import PAST_UNREAD
+from ringfence.kernel.replay import is_programs
 from ringfence.kernel.server.gate import Bounds, Complaints, Hold
 from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
@@ -81,6 +83,8 @@ class Desk:
         if thread.generation != self._generation:
             return  # a stream of the program before
         thread.live_lanes = lanes if self._streams == 1 else 0
+        if thread.releases is not None:
+            thread.releases.lanes_changed()
         if thread.waits:
             show(thread)
 
@@ -95,6 +99,19 @@ class Desk:
         except Exception:  # noqa: BLE001 - a bug is logged, as often as the log can bear
             # A bug must reach the agent as an answer: one that never comes would hold it for ever.
             return Answer(step=0, failure=self.bug(request.action))
+
+    async def serve(self, request: Request, reply: Callable[[Answer], None]) -> None:
+        """Run one call, and give its answer out when its turn comes."""
+        releases = self.thread.releases
+        if releases is None or self.thread.generation != self._generation or not is_programs(request.lane):
+            reply(await self.answer(request))
+            return
+        releases.asked(request.lane)
+        answer = await self.answer(request)
+        if not answer.step or answer.park or answer.withheld:
+            reply(answer)
+        else:
+            releases.turn(request.lane, answer.pos, partial(reply, answer))
 
     def bug(self, action: str) -> Internal:
         """Write the exception being handled to the log; gives what the agent hears of it."""

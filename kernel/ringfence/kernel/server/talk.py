@@ -152,7 +152,4 @@ class Talk:
             reply(Answer(step=0, failure=desk.bug(request.action)))
             return
         if not begun:
-            desk.keep(self._serve(request, reply))
-
-    async def _serve(self, request: Request, reply: Callable[[Answer], None]) -> None:
-        reply(await self._desk.answer(request))
+            desk.keep(desk.serve(request, reply))

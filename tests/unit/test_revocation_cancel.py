@@ -6,8 +6,10 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+from ringfence.kernel.flight import Flight
 from ringfence.kernel.revocation import cancel
 from ringfence.kernel.settled import Answer
+from ringfence.syscalls.base import Effect
 from ringfence.syscalls.errors import Revoked
 
 REVOKED = Revoked("the permission was revoked")
@@ -121,3 +123,38 @@ async def test_a_call_that_takes_longer_than_patience_is_reported_as_under_way()
     work, _ = await cancelled(call, 0)
     assert await work == "under way"
     await finish(call, task)
+
+
+def flight() -> Flight:
+    thread: Any = SimpleNamespace(generation=1)
+    row: Any = SimpleNamespace(effect=Effect.READ, action="fs.read", waits=False)
+    core: Any = None
+    return Flight(
+        core=core,
+        thread=thread,
+        row=row,
+        arguments=None,
+        canonical=b"{}",
+        digest=b"",
+        lane="0",
+        lane_step=0,
+        step=1,
+        span_s=1,
+    )
+
+
+async def test_who_asks_for_an_answer_before_and_after_it_is_there_gets_it() -> None:
+    call, answer = flight(), Answer(step=1, result=b"{}")
+    early = asyncio.ensure_future(asyncio.shield(call.answer))
+    call.give(answer)
+    assert await early is answer
+    untold = flight()
+    untold.give(answer)
+    assert await asyncio.wait_for(untold.answer, 10) is answer
+
+
+async def test_a_call_that_ended_before_anybody_asked_is_finished_at_once() -> None:
+    call = flight()
+    call.give(Answer(step=1, result=b"{}"))
+    assert await cancel(call, REVOKED, settle_s=600) == "finished"
+    assert call.fate is None

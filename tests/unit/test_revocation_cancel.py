@@ -19,7 +19,7 @@ class Call:
     """A call whose task goes through the same stations as a flight: work, record the end, answer, reply."""
 
     def __init__(self) -> None:
-        self.flight = SimpleNamespace(
+        self.flight: Any = SimpleNamespace(
             answer=None,
             effect_started=False,
             ending=False,

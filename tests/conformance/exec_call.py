@@ -59,6 +59,7 @@ class Environment:
     require: Sequence[str] = ()
     http: Mapping[str, Any] = MappingProxyType({})
     sql: Mapping[str, Any] = MappingProxyType({})
+    llm: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, place: Path, allow: Sequence[str] = ALLOW_ALL, deny: Sequence[str] = ()) -> None:
         self.uid = AGENT_UID if os.geteuid() == 0 else None

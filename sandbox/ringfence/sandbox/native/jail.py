@@ -4,7 +4,7 @@ The new root is a small tmpfs with read-only binds; the old root is unmounted be
 """
 
 # The launcher works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
-# ruff: noqa: PTH102, PTH103, PTH106, PTH108, PTH110, PTH112, PTH114, PTH115, PTH116, PTH120, PTH121, PTH211
+# ruff: noqa: PTH102, PTH103, PTH106, PTH108, PTH112, PTH114, PTH115, PTH116, PTH120, PTH121, PTH211
 
 from __future__ import annotations
 
@@ -242,16 +242,19 @@ def _etc(root: str) -> None:
         },
     )
     for name in _ETC:
-        source = os.path.realpath(f"/etc/{name}")
-        if not os.path.exists(source):
-            continue
+        try:
+            source = os.open(f"/etc/{name}", os.O_PATH | os.O_CLOEXEC)  # wherever its links lead
+        except OSError:
+            continue  # it is not there for this user
         target = f"{root}/etc/{name}"
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        if os.path.isdir(source):
+        if "/" in name:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+        if stat.S_ISDIR(os.fstat(source).st_mode):
             os.mkdir(target)
         else:
             _touch(target)
-        linux.bind(source, target, _INERT)
+        linux.bind(f"/proc/self/fd/{source}", target, _INERT)
+        os.close(source)
 
 
 def _readonly(root: str, path: str, source: str) -> None:

@@ -183,13 +183,25 @@ def mounts() -> set[str]:
     return {mount for mount in found if "/docker/" not in mount}
 
 
+def _inhabited(group: Path) -> bool:
+    """Whether a process is in it; one that is gone by now is no trace either."""
+    try:
+        return bool((group / "cgroup.procs").read_text())
+    except OSError:
+        return not group.exists()
+
+
 def groups(data: Path) -> set[str]:
-    """Control groups of the sandboxes of a data directory; others on this host come and go."""
+    """Control groups of the sandboxes of a data directory with nobody in them; others on this host come and go.
+
+    Those of a spare sandbox, which comes a moment after the last start, hold its two processes; processes are looked for by themselves.
+    """
     mark = cgroups.label(str(data / "sandboxes"), "")
     found: set[str] = set()
     for top, names, _ in os.walk("/sys/fs/cgroup"):
         if Path(top).name == "ringfence":
-            found |= {f"group {top}/{name}" for name in names if name.startswith(mark)}
+            mine = [Path(top, name) for name in names if name.startswith(mark)]
+            found |= {f"group {group}" for group in mine if not _inhabited(group)}
             names.clear()
     return found
 

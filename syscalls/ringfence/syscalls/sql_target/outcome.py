@@ -26,6 +26,12 @@ from pg_catalog.pg_database d where d.datname = current_database()
 """
 _STATUS: Final = "select pg_catalog.pg_xact_status($1::xid8)"
 
+_DURABLE: Final = """
+select pg_catalog.pg_logical_emit_message(true, 'ringfence', '')::text, pg_catalog.pg_logical_emit_message(false, 'ringfence', '', true)::text
+"""
+"""A message with the transaction's id, and one that is flushed, with all before it."""
+_CAN_FLUSH: Final = "select (pg_catalog.current_setting('server_version_num')::int >= 170000)::text"
+
 
 class Status(StrEnum):
     """What the target says of a transaction."""
@@ -40,6 +46,18 @@ async def identify(session: Session) -> Identity:
     """Which database this is."""
     system, oid, name = map(str, (await session.query(_IDENTITY)).rows[0])
     return Identity(system=system, database_oid=oid, database=name)
+
+
+async def transaction_id(session: Session) -> str:
+    """The id of the session's transaction, which no other one gets, even if the target crashes now.
+
+    INVARIANT: an id is journaled only once the target's log has it on disk. A server that crashed before would give it to another
+    transaction, whose commit would then be taken for that of ours. Servers before version 17 can't be told to write it.
+    """
+    xid = str(await session.value("select pg_catalog.pg_current_xact_id()"))
+    if await session.value(_CAN_FLUSH) == "true":
+        await session.query(_DURABLE)
+    return xid
 
 
 async def status_of(session: Session, xid: str) -> Status:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg import errors
 from ringfence.syscalls.errors import CallFailed, Conflict, SnapshotFailed
-from ringfence.syscalls.sql_target.outcome import SETTLE_S, Status, identify, settle, status_of
+from ringfence.syscalls.sql_target.outcome import (
+    SETTLE_S,
+    Status,
+    identify,
+    settle,
+    status_of,
+    transaction_id,
+)
 from ringfence.syscalls.sql_target.records import KIND, Record, record_from
 from ringfence.syscalls.sql_target.rollback import (
     CHANGED_SINCE,
@@ -147,7 +154,7 @@ async def restore(resource: SqlResource, plan: SqlRestorePlan) -> SqlRestoreRepo
         await session.execute("set constraints all deferred")
         await _put_back(session, infos, _parents_first(infos), items, resource)
         await _verify(session, plan, items)
-        xid = str(await session.value("select pg_catalog.pg_current_xact_id()"))
+        xid = await transaction_id(session)
         try:
             await session.execute("commit")
         except (psycopg.OperationalError, psycopg.InterfaceError):

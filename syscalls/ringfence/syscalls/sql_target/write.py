@@ -22,7 +22,7 @@ from ringfence.syscalls.redaction import redactor_for
 from ringfence.syscalls.refusals import outcome_unknown
 from ringfence.syscalls.sql_common import Kind, Statement
 from ringfence.syscalls.sql_target.catalog import check_functions, judge_plan
-from ringfence.syscalls.sql_target.outcome import SETTLE_S, Status, identify, settle
+from ringfence.syscalls.sql_target.outcome import SETTLE_S, Status, identify, settle, transaction_id
 from ringfence.syscalls.sql_target.records import KIND, Change, Record, Touched, record_from
 from ringfence.syscalls.sql_target.session import (
     LimitReached,
@@ -313,12 +313,12 @@ async def _keep_and_commit(
     job: _Job, info: TableInfo, written: Written, before: Sequence[RawRow], after: Sequence[RawRow]
 ) -> None:
     call, session, resource = job.call, job.session, job.resource
-    xid = await session.value("select pg_catalog.pg_current_xact_id()")
+    xid = await transaction_id(session)
     record = Record(
         kind=KIND,
         resource=resource.name,
         identity=await identify(session),
-        xid=str(xid),
+        xid=xid,
         statement=job.statement.kind.value,
         row_count=written.row_count,
         columns=written.columns,

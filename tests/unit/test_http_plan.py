@@ -166,7 +166,13 @@ def test_an_own_key_is_sent_where_the_resource_takes_none() -> None:
         {"Content-Length": "3"},
         {"X-HTTP-Method-Override": "DELETE"},
         {"X-Forwarded-For": "10.0.0.1"},
+        {"X_HTTP_Method_Override": "DELETE"},
+        {"x_forwarded_for": "10.0.0.1"},
+        {"X-Original-URL": "/admin"},
+        {"X-Rewrite-Url": "/admin"},
+        {"X-Forwarded-Prefix": "/admin"},
         {"x-team": "b"},
+        {"x_team": "b"},
         {"X-A": "1\r\nHost: evil.test"},
         {"X-A": "1\n"},
         {"X-A": "\u2028"},
@@ -183,6 +189,27 @@ def test_headers_that_are_not_the_agents_are_refused(headers: dict[str, str]) ->
         plan("GET", "https://api.example.com/v1/x", headers=headers)
     assert "\n" not in str(caught.value)
     assert "\r" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("X-Api-Key", "api-key", "ApiKey", "X_API_KEY", "PRIVATE-TOKEN", "X-Auth-Token", "X-Vault-Token"),
+        *("X-Goog-Api-Key", "X-Amz-Security-Token", "JOB-TOKEN", "X-Authorization", "DD-APPLICATION-KEY"),
+        "Ocp-Apim-Subscription-Key",
+    ],
+)
+def test_a_credential_that_an_agent_found_is_not_sent(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"carries a credential; .* as `auth` of the resource"):
+        plan("GET", "https://api.example.com/v1/x", headers={name: "stray"})
+
+
+@pytest.mark.parametrize(
+    "name", ["Accept", "If-Match", "Idempotency-Key", "X-Continuation-Token", "X-Request-Id", "X-Key-Count"]
+)
+def test_other_headers_are_the_agents_own(name: str) -> None:
+    found = plan("GET", "https://api.example.com/v1/x", headers={name: "1"})
+    assert found.data.headers == {name.lower(): "1"}
 
 
 @given(st.text(max_size=30), st.text(max_size=20))

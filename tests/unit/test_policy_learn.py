@@ -129,6 +129,21 @@ def test_what_a_deny_stands_against_is_told_apart_from_what_no_rule_allows() -> 
     assert found.barred == (('fs.write: "/workspace/b"', "denied by rule d1"),)
     shown = as_yaml(found, denied=True)
     assert '#   - fs.write: "/workspace/b"  # denied by rule d1' in shown
+    # It stands there once, where it belongs.
+    assert shown.count("/workspace/b") == 1
     # The rule that is proposed does allow what was denied.
     policy = AgentPolicy("learned", [("g", parse_rule(found.denied[0]))])
     assert verdict_of(policy, refused[0]) is Verdict.ALLOW
+
+
+def test_what_a_deny_stands_against_is_named_once_and_made_no_wider() -> None:
+    pay = "https://bank.example.com/pay"
+    refused = uses(
+        "http.post", *(f"{pay}/no{end}" for end in ("", "/", "?a=1", ";x", ".")), verdict=Verdict.DENY
+    )
+    missing = uses("http.post", f"{pay}/yes", verdict=Verdict.DENY)
+    found = learn([*refused, *missing], lambda one: "denied by rule d1" if "/no" in str(one.resource) else "")
+    rules = [rule for rule, _ in found.barred]
+    assert sorted(rules) == sorted(set(rules))
+    assert f'http.post: "{pay}/*"' not in found.denied
+    assert set(found.denied) == {f'http.post: "{pay}/yes"', *rules}

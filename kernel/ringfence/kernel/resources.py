@@ -66,7 +66,10 @@ class Resources:
             try:
                 text, source = path.read_text(encoding="utf-8"), str(path)
             except (OSError, UnicodeDecodeError) as error:
-                raise ResourceError(f"the kernel file `{path}` can't be read: {error}") from error
+                why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+                raise ResourceError(
+                    f"the kernel file `{path}` can't be read: {str(why).lower()}; check the path"
+                ) from error
         try:
             file = parse_kernel_file(text, source)
         except ManifestError as error:

@@ -66,18 +66,16 @@ def learn(used: Iterable[Used], denies: Callable[[Used], str] = lambda _: "") ->
     allowed = [u for u in by[Verdict.ALLOW] if _same(u) not in {_same(a) for a in asked}]
     asking, lost = _rules(asked, Verdict.ASK, against=[*refused, *allowed])
     allowing, more = _rules(allowed, Verdict.ALLOW, against=[*refused, *asked])
-    would, _ = _rules(refused, Verdict.ALLOW, against=[])
+    barred = dict.fromkeys((text, why) for one in refused if (text := _text(one)) and (why := denies(one)))
+    # One that would not help is proposed as it is: a wider one would allow its neighbours, and not it.
+    in_vain = {text for text, _ in barred}
+    would, _ = _rules([one for one in refused if _text(one) not in in_vain], Verdict.ALLOW, against=[])
     return Learned(
         allow=tuple(r.text for r in allowing),
         ask=tuple(r.text for r in asking),
-        denied=tuple(r.text for r in would),
+        denied=(*(r.text for r in would), *dict.fromkeys(text for text, _ in barred)),
         uncovered=(*lost, *more),
-        barred=tuple(
-            (would_be, why)
-            for one in refused
-            for would_be in [_text(one)]
-            if would_be and (why := denies(one))
-        ),
+        barred=tuple(barred),
     )
 
 
@@ -97,8 +95,10 @@ def as_yaml(learned: Learned, *, denied: bool) -> str:
     lines = ["permissions:"]
     for verdict, rules in (("allow", learned.allow), ("ask", learned.ask)):
         lines += [f"  {verdict}:", *(f"    - {rule}" for rule in rules)] if rules else [f"  {verdict}: []"]
-    if denied and learned.denied:
-        lines += ["  # It was denied these:", *(f"  #   - {rule}" for rule in learned.denied)]
+    in_vain = {rule for rule, _ in learned.barred}
+    helpful = [rule for rule in learned.denied if rule not in in_vain]
+    if denied and helpful:
+        lines += ["  # It was denied these:", *(f"  #   - {rule}" for rule in helpful)]
     if denied and learned.barred:
         lines.append("  # A rule in force stands against these, so that allowing them changes nothing:")
         lines += [f"  #   - {rule}  # {' '.join(why.split())}" for rule, why in learned.barred]

@@ -23,6 +23,9 @@ _MAX_CANDIDATES: Final = 16
 _MAX_SCRIPT: Final = 64 << 10
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=", re.ASCII)
 _SHELLS: Final = frozenset(("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "rbash"))
+# Their language is another one, so what they run is not followed.
+_FOREIGN_SHELLS: Final = frozenset(("csh", "tcsh", "fish", "pwsh", "nu", "elvish", "xonsh"))
+_LOADERS: Final = re.compile(r"ld(?:-linux.*|-musl.*)?\.so(?:\.\d+)?|ld-\d.*\.so")
 _SHELL_VALUES: Final = frozenset(("--rcfile", "--init-file"))
 _ASKS_ABOUT: Final = frozenset(("--version", "--help"))
 # Wrappers run what follows their options, after so many words of their own.
@@ -33,8 +36,12 @@ _WRAPPERS: Final = {
     **dict.fromkeys(
         ("exec", "builtin", "busybox", "toybox", "unshare", "nsenter", "strace", "ltrace", "watch"), 0
     ),
+    **dict.fromkeys(("prlimit", "pkexec", "systemd-run", "systemd-inhibit", "dbus-run-session"), 0),
+    **dict.fromkeys(("fakeroot", "eatmydata", "setarch", "linux32", "linux64", "x86_64", "i386"), 0),
+    **dict.fromkeys(("unbuffer", "rlwrap", "valgrind", "gdb", "numactl"), 0),
+    **dict.fromkeys(("chpst", "start-stop-daemon", "cpulimit", "tini", "dumb-init"), 0),
     **dict.fromkeys(
-        ("timeout", "chroot", "flock", "taskset", "chrt", "runuser", "su", "script", "setpriv"), 1
+        ("timeout", "chroot", "flock", "taskset", "chrt", "runuser", "su", "script", "setpriv", "gosu"), 1
     ),
 }
 _SCRIPT_OPTIONS: Final = frozenset(("su", "script", "flock", "runuser"))
@@ -97,9 +104,13 @@ class Reading:
             if any(word is None for word in script):
                 self._unreadable(f"`{name}` is given text that is not written out")
             self._script(" ".join(word for word in script if word is not None), depth)
-        elif name in {"alias", "parallel", "hash"}:
+        elif name in _FOREIGN_SHELLS and not _ASKS_ABOUT & set(rest):
+            self._unreadable(f"`{name}` has a language of its own")
+        elif name in {"alias", "parallel", "hash", "enable"} or (
+            name in {"mapfile", "readarray"} and "-C" in rest
+        ):
             self._unreadable(f"`{name}` can run programs under other names")
-        elif name in _WRAPPERS:
+        elif name in _WRAPPERS or _LOADERS.fullmatch(name):
             self._wrapper(name, rest, depth)
 
     def _shell(self, rest: Words, depth: int) -> None:
@@ -174,7 +185,7 @@ class Reading:
                     and word not in {"-S", "--split-string"}
                 ):
                     self._script(word.removeprefix("--split-string=").removeprefix("-S"), depth)
-        for command in self._candidates(rest, _WRAPPERS[name]):
+        for command in self._candidates(rest, _WRAPPERS.get(name, 0)):
             self._command(command, depth)
             if name == "watch":
                 self._script(" ".join(word for word in command if word is not None), depth)

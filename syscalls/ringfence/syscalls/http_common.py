@@ -21,7 +21,7 @@ from ringfence.syscalls.http_undo import undo_of
 from ringfence.syscalls.refusals import refuse_unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 HEADERS_MAX: Final = 64
 HEADER_BYTES_MAX: Final = 16 << 10
@@ -31,15 +31,22 @@ _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _SLICING_HEADERS: Final = frozenset({"range", "if-range"})
 # One line of visible ASCII: no header can be smuggled in behind another.
 _HEADER_VALUE: Final = re.compile(r"[\x20-\x7e\t]*")
-# Of the connection, of the credential, of the way a request came, or another method in disguise.
+# Of the connection, of the credential, of the way a request came, or another method or path in disguise.
 _REFUSED_HEADERS: Final = frozenset(
     {
         *("host", "content-length", "transfer-encoding", "connection", "keep-alive", "proxy-connection"),
         *("te", "trailer", "upgrade", "expect", "accept-encoding"),
-        *("authorization", "proxy-authorization", "cookie"),
-        *("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"),
-        *("x-http-method", "x-http-method-override", "x-method-override"),
+        *("authorization", "proxy-authorization", "authentication", "cookie", "cookie2"),
+        *("forwarded", "x-real-ip", "true-client-ip", "x-client-ip", "x-host", "x-http-host-override"),
+        *("x-http-method", "x-http-method-override", "x-method-override", "x-method"),
     }
+)
+_REFUSED_BEGINNINGS: Final = ("x-forwarded-", "x-original-", "x-rewrite-")
+# What hosts commonly take a credential in. Credentials come from the kernel file: one that an agent found is of no use here.
+_CREDENTIAL_HEADER: Final = re.compile(
+    r"(?:.*-)?(?:authorization|api-?key|app(?:lication)?-key|subscription-key|functions-key|auth-key"
+    r"|(?:auth|access|session|security|private|bearer|refresh|job|api|app|user|secret)-?token)"
+    r"|x-(?:auth|token|key|secret|password|cookie|(?:gitlab|github|vault|figma|consul|gitea|redmine)-token)"
 )
 
 
@@ -177,6 +184,38 @@ def _effect_of(resource: HttpResource, method: str, path: str, *, reads: bool) -
     return None
 
 
+def _read_as(name: str) -> str:
+    """A header's name as a server may read it: many take `_` for `-`."""
+    return name.lower().replace("_", "-")
+
+
+def _check_header(name: str, value: str, own: Collection[str], resource: HttpResource) -> None:
+    """Refuse one header that an agent may not set.
+
+    Raises:
+        InvalidRequest: it belongs to the connection, to the operator or to nobody.
+    """
+    if not _TOKEN.fullmatch(name):
+        raise InvalidRequest(f"{name!a} is no header name; use letters, digits and dashes")
+    if not _HEADER_VALUE.fullmatch(value):
+        raise InvalidRequest(f"header `{name}` holds a line break or a character outside ASCII; remove it")
+    seen = _read_as(name)
+    if seen in own:
+        raise InvalidRequest(f"header `{name}` is set by the resource `{resource.name}`; leave it out")
+    if seen in _REFUSED_HEADERS or seen.startswith(_REFUSED_BEGINNINGS):
+        raise InvalidRequest(f"header `{name}` can't be set by an agent; leave it out")
+    if _CREDENTIAL_HEADER.fullmatch(seen):
+        raise InvalidRequest(
+            f"header `{name}` carries a credential; leave it out, the operator declares it as `auth` of the resource "
+            f"`{resource.name}`"
+        )
+    if seen in _SLICING_HEADERS and resource.secrets:
+        raise InvalidRequest(
+            f"header `{name}` can't be used on `{resource.name}`, which has a credential: pieces of an answer can't be "
+            "searched for it; leave it out"
+        )
+
+
 def _check_headers(headers: Mapping[str, str], resource: HttpResource) -> Mapping[str, str]:
     """The agent's headers, names in lower case.
 
@@ -187,27 +226,13 @@ def _check_headers(headers: Mapping[str, str], resource: HttpResource) -> Mappin
         raise InvalidRequest(
             f"too many headers; at most {HEADERS_MAX} with {HEADER_BYTES_MAX} bytes are sent"
         )
-    own = {name.lower() for name in resource.headers}
+    own = {_read_as(name) for name in resource.headers}
     if resource.idempotency_header is not None:
-        own.add(resource.idempotency_header.lower())
+        own.add(_read_as(resource.idempotency_header))
     checked: dict[str, str] = {}
     for name, value in headers.items():
         lower = name.lower()
-        if not _TOKEN.fullmatch(name):
-            raise InvalidRequest(f"{name!a} is no header name; use letters, digits and dashes")
-        if not _HEADER_VALUE.fullmatch(value):
-            raise InvalidRequest(
-                f"header `{name}` holds a line break or a character outside ASCII; remove it"
-            )
-        if lower in _REFUSED_HEADERS:
-            raise InvalidRequest(f"header `{name}` can't be set by an agent; leave it out")
-        if lower in _SLICING_HEADERS and resource.secrets:
-            raise InvalidRequest(
-                f"header `{name}` can't be used on `{resource.name}`, which has a credential: pieces of an answer can't be "
-                "searched for it; leave it out"
-            )
-        if lower in own:
-            raise InvalidRequest(f"header `{name}` is set by the resource `{resource.name}`; leave it out")
+        _check_header(name, value, own, resource)
         if lower in checked:
             raise InvalidRequest(f"header `{name}` is given twice; give it once")
         checked[lower] = value

@@ -206,7 +206,8 @@ async def _edited(kernel: Kernel, record: ApprovalRecord, raw: bytes) -> str:
         arguments, canonical, _ = decode_arguments(row, raw)
         plan = row.body.plan(arguments, thread.environment)
     except SyscallError as error:
-        raise bad_usage(f"the edited arguments are refused: {error.message}") from error
+        start = f"start from `arguments` of: ringfence approvals show {record.id} --json (bytes are in base64 there)"
+        raise bad_usage(f"the edited arguments are refused: {error.message}; {start}") from error
     judgement = thread.rights.judge(tuple(plan.questions), record.effect)
     if judgement.verdict is Verdict.DENY:
         text = f"the edited call is denied: {judgement.decision.reason}"

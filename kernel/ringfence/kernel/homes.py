@@ -48,6 +48,7 @@ def own_home(layout: Layout) -> str:
         return layout.home_file.read_text(encoding="ascii").strip()
     except FileNotFoundError:
         fresh = layout.home_file.with_suffix(".new")
+        fresh.touch(mode=0o600)
         fresh.write_text(secrets.token_hex(16), encoding="ascii")
         fresh.replace(layout.home_file)
         return own_home(layout)

@@ -85,14 +85,15 @@ _of_victim(
 # -- the first process inside ---------------------------------------------------------------------------------------------
 
 
-def _of_first(name: str, text: str, take: Callable[[], object]) -> None:
-    add(name, lambda facts: repr(take())[:200], INIT, what=text)
+def _of_first(name: str, text: str, take: Callable[[str], object]) -> None:
+    # Not simply pid 1: without a pid namespace that is another process, which none of these walls is about.
+    add(name, lambda facts: repr(take(f"/proc/{facts['first']}"))[:200], INIT, what=text)
 
 
-def _write_memory() -> str:
-    with open("/proc/1/maps") as maps:
+def _write_memory(top: str) -> str:
+    with open(f"{top}/maps") as maps:
         start = next(int(line.split("-")[0], 16) for line in maps if " rw-p " in line)
-    with open("/proc/1/mem", "r+b", buffering=0) as file:
+    with open(f"{top}/mem", "r+b", buffering=0) as file:
         file.seek(start)
         word = file.read(8)
         file.seek(start)
@@ -103,7 +104,7 @@ def _write_memory() -> str:
 _of_first(
     "environment_of_first_process",
     "Read the environment of the sandbox's first process",
-    lambda: read("/proc/1/environ"),
+    lambda top: read(f"{top}/environ"),
 )
 _of_first(
     "memory_of_first_process",
@@ -113,29 +114,29 @@ _of_first(
 _of_first(
     "descriptors_of_first_process",
     "List the descriptors of the sandbox's first process",
-    lambda: os.listdir("/proc/1/fd"),
+    lambda top: os.listdir(f"{top}/fd"),
 )
 _of_first(
     "directory_of_first_process",
     "Use the working directory of the sandbox's first process",
-    lambda: os.listdir("/proc/1/cwd/"),
+    lambda top: os.listdir(f"{top}/cwd/"),
 )
 _of_first(
     "root_of_first_process",
     "Use the root of the sandbox's first process",
-    lambda: os.listdir("/proc/1/root/"),
+    lambda top: os.listdir(f"{top}/root/"),
 )
 _of_first(
     "map_files_of_first_process",
     "Open what the sandbox's first process has mapped",
-    lambda: os.listdir("/proc/1/map_files"),
+    lambda top: os.listdir(f"{top}/map_files"),
 )
 
 
 @attempt(*INIT)
 def namespaces_of_first_process(facts: Any) -> str:
     """Name the namespaces of the sandbox's first process"""
-    return os.readlink("/proc/1/ns/mnt")
+    return os.readlink(f"/proc/{facts['first']}/ns/mnt")
 
 
 # -- the machine ------------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def seize_sibling(facts: Any) -> str:
 @attempt(*FILTER, "undumpable first process", "landlock")
 def trace_first_process(facts: Any) -> str:
     """Trace the sandbox's first process"""
-    call("ptrace", _SEIZE, 1, 0, 0)
+    call("ptrace", _SEIZE, facts["first"], 0, 0)
     return "1"
 
 
@@ -100,7 +100,7 @@ def take_descriptor_of_sibling(facts: Any) -> str:
 @attempt(*FILTER, "undumpable first process", "landlock")
 def take_descriptor_of_first_process(facts: Any) -> str:
     """Take the link to the outside out of the sandbox's first process"""
-    handle = os.pidfd_open(1)
+    handle = os.pidfd_open(facts["first"])
     last: Exception = Stopped("none")
     for number in range(3, 40):
         try:

@@ -147,3 +147,13 @@ def test_what_a_deny_stands_against_is_named_once_and_made_no_wider() -> None:
     assert sorted(rules) == sorted(set(rules))
     assert f'http.post: "{pay}/*"' not in found.denied
     assert set(found.denied) == {f'http.post: "{pay}/yes"', *rules}
+
+
+def test_a_statement_without_a_table_asks_for_no_more_tables() -> None:
+    found = learn([*uses("sql.read", "crm/a", "crm"), *uses("sql.write", "crm/a")])
+    assert found.allow == (
+        "sql.read: {database: crm, tables: [a]}",
+        "sql.write: {database: crm, tables: [a]}",
+    )
+    policy = AgentPolicy("learned", [("g", parse_rule(found.allow[0]))])
+    assert verdict_of(policy, uses("sql.read", "crm")[0]) is Verdict.ALLOW

@@ -213,7 +213,9 @@ def _as_rules(action: str, patterns: Sequence[str], verdict: Verdict) -> list[Ru
     for pattern in patterns:
         together.setdefault(pattern.partition("/")[0] if kind == "table" else "", []).append(pattern)
     rules: list[Rule] = []
-    for members in together.values():
+    for named in together.values():
+        # A statement without a table needs any rule on its database; one on all tables would be far more than that.
+        members = [pattern for pattern in named if kind != "table" or not pattern.endswith("/**")] or named
         try:
             rules.append(_rule(action, tuple(members), verdict))
         except (ManifestError, PatternError):

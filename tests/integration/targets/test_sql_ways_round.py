@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from ringfence.policy.engine import AgentPolicy
 from ringfence.policy.rules import parse_rule
-from ringfence.syscalls.errors import InvalidRequest
+from ringfence.syscalls.errors import InvalidRequest, SnapshotFailed
 
 if TYPE_CHECKING:
     from conftest import Database
@@ -95,6 +95,25 @@ async def test_a_write_reaches_none_either(guarded: Database, setup: str, statem
     with pytest.raises(InvalidRequest, match="user-defined"):
         await guarded.write(statement)
     assert guarded.dump("t") == ["(1,1)"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "statement"),
+    [
+        ("n int, leak int generated always as (wrong(n)) stored", "insert into x (id, n) values (2, 1)"),
+        ("n int, leak int generated always as (wrong(n)) stored", "update x set n = 1"),
+        ("n int default wrong(1)", "insert into x (id) values (2)"),
+        ("n int default peek(1)", "insert into x (id) values (2)"),
+        ("n int check (wrong(n) <> 1)", "insert into x (id, n) values (2, 1)"),
+        ("n int, leak int default (1 @@@ 1)", "insert into x (id) values (2)"),
+    ],
+)
+async def test_a_write_has_no_column_filled_from_one(guarded: Database, columns: str, statement: str) -> None:
+    guarded.run(PEEK + OPERATOR)
+    guarded.run(f"create table x (id int primary key, {columns})")
+    with pytest.raises(SnapshotFailed, match=r"of a default, a check or a generated column"):
+        await guarded.write(statement)
+    assert guarded.dump("x") == []
 
 
 async def test_views_and_types_that_call_nobody_are_read(guarded: Database) -> None:

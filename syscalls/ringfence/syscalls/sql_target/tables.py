@@ -39,14 +39,16 @@ from pg_catalog.pg_attribute a
 where a.attrelid = $1::oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
 order by a.attnum
 """
-# What a default or a check calls may write elsewhere; functions of the catalog itself have no such dependency.
+# What a default, a check or a generated column calls may read or write elsewhere, whatever it is declared as; functions of the
+# catalog itself have no such dependency.
 _CALLS: Final = """
 select min(p.proname)
 from pg_catalog.pg_depend d
-join pg_catalog.pg_proc p on p.oid = d.refobjid
+left join pg_catalog.pg_operator o on d.refclassid = 'pg_catalog.pg_operator'::regclass and o.oid = d.refobjid
+join pg_catalog.pg_proc p
+  on p.oid = case when d.refclassid = 'pg_catalog.pg_proc'::regclass then d.refobjid else o.oprcode::oid end
 join pg_catalog.pg_language l on l.oid = p.prolang
-where d.refclassid = 'pg_catalog.pg_proc'::regclass
-  and p.provolatile = 'v' and l.lanname not in ('internal', 'c')
+where (p.provolatile = 'v' or p.pronamespace <> 'pg_catalog'::regnamespace) and l.lanname not in ('internal', 'c')
   and (
     d.classid = 'pg_catalog.pg_attrdef'::regclass
     and d.objid in (select a.oid from pg_catalog.pg_attrdef a where a.adrelid = $1::oid)
@@ -163,7 +165,10 @@ async def inspect(session: Session, table: Table, kind: Kind | None) -> TableInf
     if kind in (Kind.INSERT, Kind.UPDATE):
         function = await session.value(_CALLS, [oid])
         if function is not None:
-            raise _refused(table, f"the function `{function}` of a default or check may change other rows")
+            raise _refused(
+                table,
+                f"the function `{function}` of a default, a check or a generated column may read or change other rows",
+            )
     if kind in (Kind.DELETE, Kind.TRUNCATE):
         for reference in info.references:
             if reference.on_delete:

@@ -61,6 +61,8 @@ def permissions(allow: str = "", ask: str = "", deny: str = "", more: str = "") 
         ('{state.*: "**"}', "", "", "reaches the keys of every agent"),
         ('{messages.send: "*"}', "", "", "write to every agent"),
         # Weaker than they look.
+        ('{http.get: "https://\u0430pple.com/x"}', "", "", "only look like ASCII ones"),
+        ('{fs.read: "/workspace/**"}', "", '{fs.read: "/workspace/\u0440\u0430ss/**"}', "only look like ASCII ones"),
         ('{fs.read: "/workspace/**"}', "", '{fs.read: "/workspace/secret/*"}', "is one level"),
         ('{fs.read: "/workspace/**"}', "", '{fs.read: "/workspace/secret"}', "is that path alone"),
         ('{fs.*: "/workspace/**"}', "", '{fs.write: "/workspace/keep.txt"}', "leaves deleting to"),

@@ -12,7 +12,7 @@ from ringfence.policy.conditions import Condition, Environment, Share, Tainted
 from ringfence.policy.hearsay import SOURCES, Hearsay
 from ringfence.policy.kernel_file import KernelFile
 from ringfence.policy.lint_places import misplaced
-from ringfence.policy.lint_rules import lookalikes, too_wide, weak_denies
+from ringfence.policy.lint_rules import disguised, lookalikes, too_wide, weak_denies
 from ringfence.policy.manifest_types import Manifest
 from ringfence.policy.problems import Problem
 from ringfence.policy.rules import Rule, Rules
@@ -101,6 +101,7 @@ def _rules(rules: Rules) -> Iterator[Problem]:
         yield from too_wide(rule)
     for rule in rules:
         yield from lookalikes(rule)
+        yield from disguised(rule)
 
 
 def _covers(wide: Rule, narrow: Rule) -> bool:

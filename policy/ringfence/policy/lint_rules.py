@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from ringfence.policy.actions import applies
 from ringfence.policy.glob import MANY, Many
+from ringfence.policy.lookalikes import unmasked
 from ringfence.policy.matcher import CommandPattern
 from ringfence.policy.patterns import AnyPattern, NamePattern, TablePattern, TreePattern, UrlPattern
 from ringfence.policy.problems import Problem
 from ringfence.policy.rules import Rule, Rules
 from ringfence.policy.types import Verdict
 
+_ACE: Final = re.compile(r"\bxn--([a-z0-9-]+)", re.ASCII)
 _RUNNERS: Final = frozenset(
     (
         *(
@@ -151,6 +154,22 @@ def _wide_name(rule: Rule) -> Iterator[Problem]:
         yield _at(rule, f"`{rule.text}` lets it write to every agent", "name the peers")
     elif rule.action_pattern.startswith("mcp."):
         yield _at(rule, f"`{rule.text}` allows all of them", "name what is to be allowed")
+
+
+def disguised(rule: Rule) -> Iterator[Problem]:
+    """A rule with letters of another script that look like ASCII ones, in a host's `xn--` labels too."""
+    written = _ACE.sub(_spelled, rule.text)
+    shown = unmasked(written)
+    if shown != written:
+        text = f"`{shown}` has letters that only look like ASCII ones, and is about nothing that is written in ASCII"
+        yield _at(rule, text, "type them anew, unless they are meant")
+
+
+def _spelled(label: re.Match[str]) -> str:
+    try:
+        return label[1].encode("ascii").decode("punycode")
+    except UnicodeError:
+        return label[0]
 
 
 def lookalikes(rule: Rule) -> Iterator[Problem]:

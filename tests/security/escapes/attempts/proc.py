@@ -124,7 +124,7 @@ _of_first(
 _of_first(
     "root_of_first_process",
     "Use the root of the sandbox's first process",
-    lambda top: os.listdir(f"{top}/root/"),
+    lambda top: os.listdir(f"{top}/root"),
 )
 _of_first(
     "map_files_of_first_process",

@@ -38,6 +38,7 @@ THREAD = cast(
         waits=[],
         record=SimpleNamespace(thread="t"),
         replay=SimpleNamespace(checkpoint=None, first_step=1),
+        releases=None,
         token_matches="right".__eq__,
     ),
 )

@@ -164,10 +164,10 @@ def _targets(rows: list[dict[str, Any]]) -> list[Target]:
             Target(name=f"{name}: WAL", got=row["WAL B"] / row["its WAL B"], wanted=1, at_least=False)
         )
     for what in dict.fromkeys(row["a step"] for row in rows):
-        first, *_, last = [row["WAL B"] for row in rows if row["a step"] == what]
+        first, *_, last = [row["kept B"] for row in rows if row["a step"] == what]
         targets.append(
             Target(
-                name=f"{what}: bytes at the longest history beside the shortest",
+                name=f"{what}: bytes kept at the longest history beside the shortest",
                 got=last / first,
                 wanted=1.25,
                 at_least=False,

@@ -12,7 +12,7 @@ import click
 from ringfence.console import detach as background
 from ringfence.console import render
 from ringfence.console.documents import items, record, records
-from ringfence.console.durations import parse_duration_ms, plural
+from ringfence.console.durations import asked_ms, plural
 from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.session import Commands, Session
 from ringfence.kernel.config import Settings
@@ -92,10 +92,7 @@ def down(session: Session, drain: str) -> int:
 
     No new calls; running calls finish or are parked, agents freeze, state is on disk.
     """
-    try:
-        drain_ms = parse_duration_ms(drain, bare_unit="s")
-    except ValueError as error:
-        raise ConsoleError(str(error), ExitCode.USAGE) from None
+    drain_ms = asked_ms(drain, bare_unit="s")
     client = session.client()
     pid = client.call("Status", _STATUS_TIMEOUT_S).get("pid")
     pidfd = background.pidfd_of(pid)

@@ -7,8 +7,8 @@ from typing import Any
 import click
 from ringfence.console import render
 from ringfence.console.documents import items, records
-from ringfence.console.durations import parse_duration_ms, plural, size
-from ringfence.console.errors import ConsoleError, ExitCode
+from ringfence.console.durations import asked_ms, plural, size
+from ringfence.console.errors import ExitCode
 from ringfence.console.progress import Progress
 from ringfence.console.render import Column
 from ringfence.console.session import Commands, Session
@@ -44,10 +44,7 @@ def prune(session: Session, agent: str, dry_run: bool, older_than: str | None) -
     """
     fields: dict[str, Any] = {"agent": agent, "dry_run": dry_run}
     if older_than is not None:
-        try:
-            fields["older_than_ms"] = parse_duration_ms(older_than)
-        except ValueError as error:
-            raise ConsoleError(str(error), ExitCode.USAGE) from None
+        fields["older_than_ms"] = asked_ms(older_than)
     with Progress("pruning", shown=not session.as_json):
         document = session.client().call("Prune", **fields)
     if session.as_json:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from ringfence.console import render
 from ringfence.console.documents import records
-from ringfence.console.durations import parse_duration_ms, span
+from ringfence.console.durations import asked_ms, span
 from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.render import Column
 from ringfence.console.session import Commands, Session
@@ -40,10 +40,7 @@ def grant(session: Session, agent: str, rule: str, expires: str | None, uses: in
     A deny rule and the operator's ceilings still win.
     """
     _check_rule(rule)
-    try:
-        expires_ms = parse_duration_ms(expires) if expires is not None else 0
-    except ValueError as error:
-        raise ConsoleError(str(error), ExitCode.USAGE) from None
+    expires_ms = asked_ms(expires) if expires is not None else 0
     if expires is not None and expires_ms == 0:
         raise ConsoleError(f"`--expires {expires}` is over at once; give a longer duration", ExitCode.USAGE)
     document = session.client().call("Grant", agent=agent, rule=rule, expires_ms=expires_ms, uses=uses or 0)

@@ -10,7 +10,7 @@ import click
 from ringfence.console import render
 from ringfence.console.commands_undo_all import roll_back_all
 from ringfence.console.documents import as_record, items, records
-from ringfence.console.durations import parse_duration_ms, plural, size, utc
+from ringfence.console.durations import asked_ms, plural, size, utc
 from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.progress import Progress
 from ringfence.console.render import Column
@@ -100,10 +100,7 @@ def _prune(session: Session, agent: str, keep: int | None, older_than: str | Non
     if keep is not None:
         fields["keep"] = keep
     if older_than is not None:
-        try:
-            fields["older_than_ms"] = parse_duration_ms(older_than)
-        except ValueError as error:
-            raise ConsoleError(str(error), ExitCode.USAGE) from None
+        fields["older_than_ms"] = asked_ms(older_than)
     with Progress("pruning", shown=not session.as_json):
         document = session.client().call("PrunePoints", **fields)
     if session.as_json:

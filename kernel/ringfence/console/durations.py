@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
+from ringfence.console.errors import ConsoleError, ExitCode
+
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
 _FRACTION = re.compile(r"(\d\d:\d\d:\d\d)\.\d+Z", re.ASCII)
@@ -36,6 +38,18 @@ def parse_duration_ms(text: str, *, bare_unit: str | None = None) -> int:
         msg = f"`{text}` is longer than a century; write a shorter duration"
         raise ValueError(msg)
     return total
+
+
+def asked_ms(text: str, *, bare_unit: str | None = None) -> int:
+    """As `parse_duration_ms`, for what stands on a command line.
+
+    Raises:
+        ConsoleError: not a duration.
+    """
+    try:
+        return parse_duration_ms(text, bare_unit=bare_unit)
+    except ValueError as error:
+        raise ConsoleError(str(error), ExitCode.USAGE) from None
 
 
 def parse_time(text: str, *, now: datetime | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
@@ -12,12 +13,17 @@ from ringfence.syscalls.errors import InvalidRequest
 STATE_BYTES_MAX: Final = 1 << 20
 
 
-class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, dict=True):
     """The state, the schema version its author counts, and how many child lanes lane `0` has made."""
 
     state: Any = None
     schema_version: int = 0
     next_child: int = 0
+
+    @cached_property
+    def encoded(self) -> bytes:
+        """The state as canonical JSON, made once: it may have a megabyte."""
+        return canonical_json(self.state)
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -33,7 +39,7 @@ def plan(arguments: Arguments, env: Env) -> Plan:
         InvalidRequest: the state is larger than 1 MiB.
     """
     del env
-    size = len(canonical_json(arguments.state))
+    size = len(arguments.encoded)
     if size > STATE_BYTES_MAX:
         raise InvalidRequest(
             f"the state has {size} bytes; a checkpoint holds at most {STATE_BYTES_MAX}, "
@@ -45,7 +51,7 @@ def plan(arguments: Arguments, env: Env) -> Plan:
 def transaction(arguments: Arguments) -> CheckpointSave:
     """What to commit."""
     return CheckpointSave(
-        state=canonical_json(arguments.state),
+        state=arguments.encoded,
         schema_version=arguments.schema_version,
         next_child=arguments.next_child,
     )

@@ -135,23 +135,21 @@ def keep_allowed(batch: list[Pending], truth: dict[int, tuple[int, bool]]) -> li
     return kept
 
 
-def checkpoint_of(row: Row, packed: PackedSave) -> Statement:
-    """What saves a checkpoint."""
+def checkpoint_of(row: Row, packed: PackedSave, *, behind: int = 0) -> Statement:
+    """What saves a checkpoint; with a position only if the row of its outcome is there by then."""
     save = packed.save
     place = (row.chain, row.step, row.branch, row.lane_step)
     numbers = (*place, save.schema_version, save.next_child, packed.packing, packed.base)
-    return b"checkpoint", (*map(int8, numbers), packed.data, packed.digest)
+    return b"checkpoint", (*map(int8, numbers), packed.data, packed.digest, int8(behind))
 
 
 def checkpoints_behind(batch: list[Pending], links: Sequence[Link]) -> list[Statement]:
     """What saves the checkpoints of a batch whose rows are inserted only if they may be."""
-    sends: list[Statement] = []
-    for pending, link in zip(batch, links, strict=True):
-        atomic = pending.entry.atomic
-        if isinstance(atomic, PackedSave):
-            _, values = checkpoint_of(pending.entry.row, atomic)
-            sends.append((b"checkpoint_behind", (*values, int8(link.pos))))
-    return sends
+    return [
+        checkpoint_of(pending.entry.row, pending.entry.atomic, behind=link.pos)
+        for pending, link in zip(batch, links, strict=True)
+        if isinstance(pending.entry.atomic, PackedSave)
+    ]
 
 
 def columns_of(versions: Sequence[Version]) -> list[bytes]:

@@ -63,8 +63,7 @@ one turn of a busy event loop instead of three."""
 
 PREPARED = (
     "row_type", "began", "end_session", "begin", "commit", "rollback", "append", "append_one", "append_changes", "insert",
-    "check", "heads", "hash_at", "lock_one", "hold", "lock", "hold_claims", "lock_claims", "record", "advance", "checkpoint", "checkpoint_behind",
-    "savepoint", "release", "undo",
+    "check", "heads", "hash_at", "lock_one", "hold", "lock", "hold_claims", "lock_claims", "record", "advance", "checkpoint", "savepoint", "release", "undo",
 )  # fmt: skip
 
 

@@ -126,11 +126,7 @@ from unnest($1::text[], $2::bigint[], $3::bytea[], $4::text[], $5::bigint[]) as 
 where state.key = n.key
 
 -- name: checkpoint
-insert into checkpoints (agent, step, branch, lane_step, schema_version, next_child, packing, base, state, digest)
-values ($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::bigint, nullif($8::bigint, 0), $9::bytea, $10::bytea)
-
--- name: checkpoint_behind
--- The same where the row of its outcome was written before in this transaction; else nothing.
+-- With a position, only where the row of its outcome was written there before in this transaction; 0: it is known that it may be.
 insert into checkpoints (agent, step, branch, lane_step, schema_version, next_child, packing, base, state, digest)
 select $1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::bigint, nullif($8::bigint, 0), $9::bytea, $10::bytea
-where exists (select from journal where chain = $1::bigint and pos = $11::bigint)
+where $11::bigint = 0 or exists (select from journal where chain = $1::bigint and pos = $11::bigint)

@@ -130,7 +130,8 @@ def _step_row(step: Mapping[str, Any]) -> list[str]:
             ("replayed", step.get("replayed")),
             (f"branch {step.get('branch')}", step.get("branch")),
             (f"{attempts} attempts", attempts > 1),
-            (f"{count(int(used.get('tokens') or 0))} tokens", used),
+            (f"{count(int(used.get('tokens') or 0))} tokens", used.keys() & {"tokens", "usd"}),
+            (f"carried {size(used.get('bytes') or 0)}", "bytes" in used),
         )
         if there
     ]

@@ -219,7 +219,8 @@ def test_steps_as_people_read_them(door, run) -> None:
     }
     running = {**STEP, "step": 6, "outcome": None, "duration_ms": None}
     asked = {**STEP, "step": 7, "attempts": 2, "used": {"tokens": 1800.0, "usd": 0.01}}
-    door.answers["Steps"] = lambda _: [STEP, denied, running, asked]
+    carried = {**STEP, "step": 8, "used": {"bytes": 2048}}
+    door.answers["Steps"] = lambda _: [STEP, denied, running, asked, carried]
     lines = run("steps", "bot").stdout.splitlines()
     assert lines[0].split() == ["STEP", "ACTION", "VERDICT", "OUTCOME", "TIME", "POINT", "RESOURCE"]
     assert lines[1].split() == ["3", "fs.write", "allow", "ok", "3.2ms", "p3", "/workspace/out/a.md"]
@@ -228,6 +229,7 @@ def test_steps_as_people_read_them(door, run) -> None:
     assert lines[3] == "       denied by r1\\n"
     assert lines[4].split()[3] == "running"
     assert lines[5].endswith("(2 attempts, 1800 tokens)")
+    assert lines[6].endswith("(carried 2.0 KiB)")
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,6 @@ proto: $(VENV)/.ready-dev
 COMPILE := --universal --generate-hashes --python-version 3.11 --no-emit-index-url --no-emit-find-links \
 	--no-annotate --no-config --exclude-newer '14 days' --custom-compile-command 'make lock' --quiet pyproject.toml -
 lock: $(VENV)/.ready-dev
-	@$(PIP) install uv
 	@echo 'hatchling>=1.27' | $(BIN)/uv pip compile $(COMPILE) --upgrade --output-file requirements.lock
 	@echo 'hatchling>=1.27' | $(BIN)/uv pip compile $(COMPILE) --upgrade --extra dev \
 		--constraint requirements.lock --output-file requirements-dev.lock
@@ -66,9 +65,11 @@ lock: $(VENV)/.ready-dev
 		--constraint requirements-dev.lock --output-file bench/attacks/requirements.lock bench/attacks/requirements.in
 	@$(BIN)/uv pip compile $(filter-out pyproject.toml -,$(COMPILE)) --upgrade \
 		--output-file bench/peers/requirements.lock bench/peers/requirements.in
+	@$(BIN)/uv pip compile $(filter-out pyproject.toml -,$(COMPILE)) --upgrade \
+		--override examples/requirements.without --output-file examples/requirements.lock examples/requirements.in
 
 clean:
-	@rm -rf $(VENV) .demo .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	@rm -rf $(VENV) .demo .recipes .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---- set-up; each stamp is younger than what it was made from ----

@@ -20,6 +20,12 @@ STREAMS = (1, 8, 64, 200)
 KERNEL_CPU, GENERATOR_CPU = 0, 1
 AS_IT_COMES = {"GRPC_EXPERIMENTS": ""}
 """gRPC with its own settings; all others here run it with the kernel's, which double an echo."""
+ECHOES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+    "echo": ((), {}),
+    "door": (("--door",), {}),
+    "plain": ((), AS_IT_COMES),
+}
+"""Options and environment of each echo: gRPC's server, the server of the kernel's own doors, gRPC's as it comes."""
 
 _lanes = itertools.count(1)
 
@@ -64,28 +70,11 @@ def measure(bench: Bench) -> Section:
     with contextlib.ExitStack() as stack:
         options = ("--data", str(home / "k"), "--agents", str(agents))
         kernel, told = stack.enter_context(serving("bench.serve", *options, log=home / "serve.log"))
-        echo, echoing = stack.enter_context(
-            serving("bench.echo", "--serve", "--streams", str(agents), log=home / "echo.log")
-        )
-        plain, plainly = stack.enter_context(
-            serving(
-                "bench.echo",
-                "--serve",
-                "--streams",
-                str(agents),
-                log=home / "plain.log",
-                env=AS_IT_COMES,
-            )
-        )
-        pids: dict[str, int] = {}
-        for name, process, report in (
-            ("kernel", kernel, told),
-            ("echo", echo, echoing),
-            ("plain", plain, plainly),
-        ):
-            (home / f"{name}.json").write_text(json.dumps(report["targets"]))
-            pin(process.pid, KERNEL_CPU)
-            pids[name] = process.pid
+        pids = {"kernel": _ready(home, "kernel", kernel, told)}
+        for name, (more, env) in ECHOES.items():
+            argv = ("--serve", "--streams", str(agents), *more)
+            echo = stack.enter_context(serving("bench.echo", *argv, log=home / f"{name}.log", env=env))
+            pids[name] = _ready(home, name, *echo)
         dsn = commits.prepare(told["dsn"])
         for streams in STREAMS:
             bench.say(f"{streams} streams")
@@ -96,7 +85,14 @@ def measure(bench: Bench) -> Section:
         f"commits: {rounds[0]['commits'].tool}, {commits.BODY_BYTES} bytes a row, same server, same minute"
     )
     section.notes.append(
-        "echo: with the kernel's settings of gRPC; plain echo: with gRPC's own, server and generator"
+        "echo: gRPC's server with the kernel's settings, by the generator or by gRPC's own client, whichever gave more; "
+        "plain echo: gRPC's server and client with its own settings; door echo: the kernel's own server, which does nothing else"
+    )
+    tuned = ", ".join(
+        f"{row['of echo']:.2f} at {row['streams']}" for row in section.rows if row["streams"] >= 64
+    )
+    section.notes.append(
+        f"of the echo with the kernel's settings for gRPC: {tuned} streams; no goal was set by that one"
     )
     section.notes.append(
         "µs: processor time of the server process a call; it depends less on a busy machine than calls/s"
@@ -104,16 +100,26 @@ def measure(bench: Bench) -> Section:
     return section
 
 
+def _ready(home: Path, name: str, process: subprocess.Popen[str], report: Any) -> int:
+    """Write down where a server listens, and give it its processor; gives its pid."""
+    (home / f"{name}.json").write_text(json.dumps(report["targets"]))
+    pin(process.pid, KERNEL_CPU)
+    return process.pid
+
+
 def _round(bench: Bench, home: Path, streams: int, pids: Mapping[str, int], dsn: str) -> dict[str, Any]:
     seconds = bench.seconds(2.0, 5.0)
     found: dict[str, Any] = {}
     for name, pid in pids.items():
-        before = cpu_seconds(pid)
-        report = generate(
-            home / f"{name}.json", streams, seconds, env=AS_IT_COMES if name == "plain" else None
-        )
-        report["us"] = (cpu_seconds(pid) - before) / report["calls"] * 1e6
-        found[name] = report
+        # INVARIANT: the reference is the best that gRPC gives: a generator that suits it less must not make it smaller.
+        clients = {"echo": ((), ("--grpc",)), "plain": (("--grpc",),)}.get(name, ((),))
+        for more in clients:
+            before = cpu_seconds(pid)
+            env = AS_IT_COMES if name == "plain" else None
+            report = generate(home / f"{name}.json", streams, seconds, *more, env=env)
+            report["us"] = (cpu_seconds(pid) - before) / report["calls"] * 1e6
+            if name not in found or report["calls_per_s"] > found[name]["calls_per_s"]:
+                found[name] = report
     found["commits"] = commits.measure(dsn, streams, bench.seconds(1.0, 3.0), home)
     return found
 
@@ -132,6 +138,8 @@ def _row(streams: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
         "echo/s": middle(lambda r: r["echo"]["calls_per_s"]),
         "echo p99/p50": middle(lambda r: r["echo"]["p99_ms"] / r["echo"]["p50_ms"]),
         "echo µs": middle(lambda r: r["echo"]["us"]),
+        "door echo/s": middle(lambda r: r["door"]["calls_per_s"]),
+        "door echo µs": middle(lambda r: r["door"]["us"]),
         "plain echo/s": middle(lambda r: r["plain"]["calls_per_s"]),
         "of plain echo": middle(lambda r: r["kernel"]["calls_per_s"] / r["plain"]["calls_per_s"]),
         "of echo": middle(lambda r: r["kernel"]["calls_per_s"] / r["echo"]["calls_per_s"]),
@@ -164,6 +172,8 @@ def _targets(rows: list[dict[str, Any]]) -> list[Target]:
             ]
         if row["streams"] >= 64:
             targets.append(Target(name=f"{name}, calls/s", got=row["calls/s"], wanted=10_000))
-            targets.append(Target(name=f"{name}, share of the bare echo", got=row["of echo"], wanted=0.5))
+            targets.append(
+                Target(name=f"{name}, share of the plain echo", got=row["of plain echo"], wanted=0.5)
+            )
             targets.append(Target(name=f"{name}, p99/p50", got=row["p99/p50"], wanted=3, at_least=False))
     return targets

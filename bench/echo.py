@@ -2,7 +2,8 @@
 
 The reference of `bench.lean`. One process, one server and socket per stream, no policy, no journal: every
 call is answered at once with its own arguments. `python -m bench.echo` serves, runs `bench.lean` against
-itself and prints its figures as JSON.
+itself and prints its figures as JSON. With `--door` it is not gRPC's server that answers but the one of the kernel's
+doors, which tells what of a call is the door and what lies behind it; with `--answer N` every answer has N bytes.
 """
 
 from __future__ import annotations
@@ -15,50 +16,118 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import grpc
 import uvloop
+from ringfence.kernel.server.connection import Connection
+from ringfence.kernel.server.gate import Bounds
+from ringfence.kernel.server.stream import Stream
 from ringfence.v1.syscalls_pb2 import Reply, StreamRequest, StreamResponse, Welcome
 
 SERVICE = "ringfence.v1.SyscallService"
 OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20))
 
 
-async def _stream(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    while True:
-        frame = await context.read()
-        if frame is grpc.aio.EOF:
-            return
-        if frame.HasField("hello"):
-            answer = StreamResponse(welcome=Welcome(agent="echo", thread="echo"))
-        elif frame.HasField("lanes"):
-            continue
-        else:
-            call = frame.call
-            answer = StreamResponse(reply=Reply(id=call.id, step=call.step, result=call.arguments))
-        await context.write(answer)
+def _answered(data: bytes, size: int) -> bytes | None:
+    """The answer to a frame, as bytes; None: it asks for none."""
+    frame = StreamRequest.FromString(data)
+    if frame.HasField("hello"):
+        return StreamResponse(welcome=Welcome(agent="echo", thread="echo")).SerializeToString()
+    if frame.HasField("lanes"):
+        return None
+    call = frame.call
+    result = bytes(size) if size else call.arguments
+    return StreamResponse(reply=Reply(id=call.id, step=call.step, result=result)).SerializeToString()
 
 
-async def start(directory: Path, streams: int) -> tuple[list[grpc.aio.Server], list[dict[str, str]]]:
-    """Serve one socket per stream in a directory; gives the servers and the targets for `bench.lean`."""
-    handler = grpc.stream_stream_rpc_method_handler(
-        _stream,
-        request_deserializer=StreamRequest.FromString,
-        response_serializer=StreamResponse.SerializeToString,
-    )
-    servers: list[grpc.aio.Server] = []
+class _Echo:
+    """Answers one stream of a door."""
+
+    def __init__(self, stream: Stream, size: int) -> None:
+        self._stream, self._size = stream, size
+
+    def begin(self) -> None:
+        self._stream.serve()
+
+    def message(self, data: bytes) -> None:
+        answer = _answered(data, self._size)
+        if answer is not None and not self._stream.send_now(answer):
+            self._stream.send(answer)
+
+    def ended(self) -> None:
+        self._stream.end(0)
+
+    def gone(self) -> None:
+        pass
+
+
+class _Door:
+    """Takes the streams of one socket, with the bounds that an agent's door has."""
+
+    def __init__(self, size: int) -> None:
+        self.bounds = Bounds()
+        self._size = size
+
+    def accept(self, stream: Stream, headers: Mapping[str, str]) -> None:
+        del headers
+        echo = _Echo(stream, self._size)
+        stream.attend(echo)
+        self.bounds.streams.take(echo, echo.begin)
+
+    def lost(self, connection: Connection) -> None:
+        pass
+
+
+async def start(
+    directory: Path, streams: int, *, door: bool = False, size: int = 0
+) -> tuple[list[Any], list[dict[str, str]]]:
+    """Serve one socket per stream in a directory.
+
+    Args:
+        directory: where the sockets are.
+        streams: how many.
+        door: by the server of the kernel's doors instead of gRPC's.
+        size: bytes of each answer; 0: the call's own arguments.
+
+    Returns:
+        The servers, and the targets for `bench.lean`.
+    """
+
+    async def stream(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        while (data := await context.read()) is not grpc.aio.EOF:
+            answer = _answered(data, size)
+            if answer is not None:
+                await context.write(answer)
+
+    handler = grpc.stream_stream_rpc_method_handler(stream)  # bytes both ways, as at the door
+    servers: list[Any] = []
     targets: list[dict[str, str]] = []
     for index in range(streams):
-        server = grpc.aio.server(options=OPTIONS)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Stream": handler}),))
         path = directory / f"{index}.sock"
-        server.add_insecure_port(f"unix:{path}")
-        await server.start()
-        servers.append(server)
+        if door:
+            host = _Door(size)
+            loop = asyncio.get_running_loop()
+            servers.append(await loop.create_unix_server(lambda host=host: Connection(host), str(path)))
+        else:
+            server = grpc.aio.server(options=OPTIONS)
+            methods = grpc.method_handlers_generic_handler(SERVICE, {"Stream": handler})
+            server.add_generic_rpc_handlers((methods,))
+            server.add_insecure_port(f"unix:{path}")
+            await server.start()
+            servers.append(server)
         targets.append({"socket": str(path), "token": "echo"})
     return servers, targets
+
+
+async def stop(server: Any) -> None:
+    """Stop one of the servers that `start` gave."""
+    if isinstance(server, grpc.aio.Server):
+        await server.stop(None)
+    else:
+        server.close()
 
 
 async def _until_stopped() -> None:
@@ -88,7 +157,7 @@ async def _main(options: argparse.Namespace) -> int:
         os.sched_setaffinity(0, {options.cpu})
     with tempfile.TemporaryDirectory(prefix="rf-echo-") as name:
         directory = Path(name)
-        servers, targets = await start(directory, options.streams)
+        servers, targets = await start(directory, options.streams, door=options.door, size=options.answer)
         try:
             if not options.serve:
                 return await _drive(directory, targets, options)
@@ -96,7 +165,7 @@ async def _main(options: argparse.Namespace) -> int:
             await _until_stopped()
             return 0
         finally:
-            await asyncio.gather(*(server.stop(None) for server in servers))
+            await asyncio.gather(*map(stop, servers))
 
 
 def main() -> int:
@@ -105,6 +174,8 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=64, help="servers and sockets, one stream each")
     parser.add_argument("--calls", type=int, default=1000, help="calls per stream")
     parser.add_argument("--cpu", type=int, help="pin the server to this CPU")
+    parser.add_argument("--door", action="store_true", help="answer by the kernel's own server")
+    parser.add_argument("--answer", type=int, default=0, help="bytes of an answer; 0: the call's arguments")
     parser.add_argument(
         "--serve", action="store_true", help="only serve: print the targets as JSON, stop on SIGTERM"
     )

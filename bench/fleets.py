@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import psycopg
 from ringfence.kernel.journal.types import Phase
 
 from bench import kernels, peers
-from bench.host import BenchError, cpu_seconds, eventually
+from bench.host import BenchError, cpu_seconds, eventually, used_seconds
 from bench.report import Section, Target
 from bench.sandbox.fleet import below, pss_bytes
 from bench.steps import database
@@ -27,7 +28,12 @@ BEHIND = 20
 LOOK_S = 10.0
 """For so long the processor time of those that sleep is counted."""
 WAKES = 200
+FIRST = 5
+"""Of those that sleep this part is weighed before the others: what the runtimes need once is not theirs."""
 PATIENCE_S = 300.0
+LOOK_EVERY_S = 0.1
+"""Whether all are back: a look counts rows of the journal, and takes its part of a busy machine."""
+PROCESSOR = "ms of processor each"
 
 MANIFEST = """
 apiVersion: ringfence/v1
@@ -82,8 +88,9 @@ def measure(bench: Bench) -> Section:
             f"resumed: kill -9, then until each has a new step in the journal, {BEHIND} steps replayed each; Ringfence starts a sandboxed process for every agent,"
             " DBOS one for all workflows"
         ),
-        "MB each: proportional share of memory of the kernel and its helpers, without the database, less what they had before, for each that sleeps",
+        "MB each: proportional share of memory of the kernel and its helpers, without the database, less what they had with a fifth of them asleep, for each of the others",
         "idle: share of one processor that all of them together take while they sleep",
+        "processor: of all processes without the database, from the kill or the moment on; it depends less on a busy machine than seconds do",
         f"woken: from the moment they sleep until, to the next step of the last of {WAKES}",
     ]
     return section
@@ -111,16 +118,23 @@ def _row(section: Section, what: str, unit: str, ours: float, theirs: float | No
 def _resume(bench: Bench, section: Section, count: int, *, beside: bool) -> None:
     bench.say(f"{count} in flight")
     ours = _resumed(bench, count)
-    theirs = _resumed_dbos(bench, count) if beside else None
-    _row(section, f"{count} in flight resumed", "s", ours, theirs)
+    theirs = _resumed_dbos(bench, count) if beside else (None, None)
+    _row(section, f"{count} in flight resumed", "s", ours[0], theirs[0])
+    _row(section, f"{count} in flight resumed", PROCESSOR, ours[1] / count * 1e3, _each(theirs[1], count))
+
+
+def _each(seconds: float | None, count: int) -> float | None:
+    return None if seconds is None else seconds / count * 1e3
 
 
 def _gate(count: int) -> float:
     """When they go on: long enough from now that all are behind their steps and killed before it."""
-    return time.time() + 10 + count * 0.06
+    others = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1) / 2)
+    return time.time() + 10 + count * 0.06 * others
 
 
-def _resumed(bench: Bench, count: int) -> float:
+def _resumed(bench: Bench, count: int) -> tuple[float, float]:
+    """Seconds until all are back, and of processors until then."""
     with kernels.running(bench.directory("flight")) as kernel:
         gate = _gate(count)
         _submit(kernel, WORKER, [{"id": f"w{n}", "behind": BEHIND, "gate": gate} for n in range(count)])
@@ -148,12 +162,12 @@ def _resumed(bench: Bench, count: int) -> float:
                 lambda: _count(connection, query, [int(Phase.OUTCOME), killed_us]) >= count,
                 "not all agents came back",
                 PATIENCE_S,
-                0.05,
+                LOOK_EVERY_S,
             )
-        return time.monotonic() - began
+        return time.monotonic() - began, used_seconds(_processes(kernel))
 
 
-def _resumed_dbos(bench: Bench, count: int) -> float:
+def _resumed_dbos(bench: Bench, count: int) -> tuple[float, float]:
     with kernels.running(bench.directory("server")) as kernel:
         own = database(kernel.dsn, "bench_dbos")
         log = bench.directory("dbos") / "log"
@@ -181,9 +195,9 @@ def _resumed_dbos(bench: Bench, count: int) -> float:
                 lambda: _count(connection, query, [BEHIND + 1]) >= count,
                 "DBOS did not come back",
                 PATIENCE_S,
-                0.05,
+                LOOK_EVERY_S,
             )
-            return time.monotonic() - began
+            return time.monotonic() - began, used_seconds([peer.pid])
 
 
 def _on_time(gate: float) -> None:
@@ -201,56 +215,63 @@ def _sleep(bench: Bench, section: Section, count: int, *, beside: bool) -> None:
     bench.say(f"{count} asleep")
     ours = _asleep(bench, count)
     theirs = _asleep_dbos(bench, count) if beside else {}
-    for what, unit in (("asleep", "MB each"), ("asleep, idle", "%"), (f"{WAKES} woken at once", "s")):
+    woken = f"{WAKES} woken at once"
+    for what, unit in (("asleep", "MB each"), ("asleep, idle", "%"), (woken, "s"), (woken, PROCESSOR)):
         title = what if what.endswith("once") else f"{count} {what}"
-        _row(section, title, unit, ours[what], theirs.get(what))
+        key = PROCESSOR if unit == PROCESSOR else what
+        _row(section, title, unit, ours[key], theirs.get(key))
 
 
 def _asleep(bench: Bench, count: int) -> dict[str, float]:
-    with kernels.running(bench.directory("asleep")) as kernel:
-        _submit(kernel, SLEEPER, [{"id": "warm", "until": 0}])
+    with (
+        kernels.running(bench.directory("asleep")) as kernel,
+        psycopg.connect(kernel.dsn, autocommit=True) as connection,
+    ):
+        query = "select count(*) from agents where state = 'sleeping' and asleep"
+
+        def sleep(name: str, many: int, until: float, all_in_all: int) -> None:
+            _submit(kernel, SLEEPER, [{"id": f"{name}{n}", "until": until} for n in range(many)])
+            asleep = lambda: _count(connection, query, [])  # noqa: E731
+            what = "not all agents fell asleep"
+            eventually(lambda: asleep() >= all_in_all, what, PATIENCE_S, 0.2, moves=asleep)
+
+        few, late = count // FIRST, time.time() + 36_000
+        sleep("f", few, late, few)
+        time.sleep(2.0)
         before = pss_bytes(_processes(kernel))
-        _submit(kernel, SLEEPER, [{"id": f"s{n}", "until": time.time() + 36_000} for n in range(count)])
-        with psycopg.connect(kernel.dsn, autocommit=True) as connection:
-            query = "select count(*) from agents where state = 'sleeping'"
-            eventually(
-                lambda: _count(connection, query, []) >= count, "not all agents fell asleep", PATIENCE_S, 0.2
-            )
+        sleep("s", count - few, late, count)
 
-            def weigh() -> float:
-                return (pss_bytes(_processes(kernel)) - before) / count / 1e6
+        def weigh() -> float:
+            return (pss_bytes(_processes(kernel)) - before) / (count - few) / 1e6
 
-            def wake(until: float) -> None:
-                _submit(kernel, SLEEPER, [{"id": f"t{n}", "until": until} for n in range(WAKES)])
-                eventually(
-                    lambda: _count(connection, query, []) >= count + WAKES,
-                    "they did not fall asleep",
-                    PATIENCE_S,
-                    0.1,
-                )
+        def wake(until: float) -> None:
+            sleep("t", WAKES, until, count + WAKES)
 
-            awake = "select count(*) from state where key like 'bench/t%%' and value = '1'::bytea"
-            return _figures(
-                weigh, lambda: _processes(kernel), wake, lambda: _count(connection, awake, []) >= WAKES
-            )
+        awake = "select count(*) from state where key like 'bench/t%%' and value = '1'::bytea"
+        return _figures(
+            weigh, lambda: _processes(kernel), wake, lambda: _count(connection, awake, []) >= WAKES
+        )
 
 
 def _asleep_dbos(bench: Bench, count: int) -> dict[str, float]:
     with kernels.running(bench.directory("server")) as kernel:
         own = database(kernel.dsn, "bench_dbos")
         log = bench.directory("dbos") / "log"
-        with contextlib.closing(
-            peers.Peer(peers.DBOS, log, "sleepers", "--dsn", own, "--count", "0")
-        ) as peer:
+        few = count // FIRST
+        query = "select count(distinct workflow_uuid) from dbos.operation_outputs where function_id >= 2"
+
+        def asleep(many: int) -> peers.Peer:
+            peer = peers.Peer(peers.DBOS, log, "sleepers", "--dsn", own, "--count", str(many))
             peer.heard()
+            with psycopg.connect(own, autocommit=True) as looks:
+                there = lambda: _count(looks, query, []) >= many  # noqa: E731
+                eventually(there, "they did not fall asleep", PATIENCE_S, 0.2)
+            return peer
+
+        with contextlib.closing(asleep(few)) as peer:
+            time.sleep(2.0)
             before = pss_bytes([peer.pid])
-        peer = peers.Peer(peers.DBOS, log, "sleepers", "--dsn", own, "--count", str(count))
-        with contextlib.closing(peer), psycopg.connect(own, autocommit=True) as connection:
-            peer.heard()
-            query = "select count(distinct workflow_uuid) from dbos.operation_outputs where function_id >= 2"
-            eventually(
-                lambda: _count(connection, query, []) >= count, "they did not fall asleep", PATIENCE_S, 0.2
-            )
+        with contextlib.closing(asleep(count)) as peer, psycopg.connect(own, autocommit=True) as connection:
 
             def wake(until: float) -> None:
                 peer.tell(f"{WAKES} {until}")
@@ -261,7 +282,7 @@ def _asleep_dbos(bench: Bench, count: int) -> dict[str, float]:
                 " where function_id >= 3 and workflow_uuid like 'sleeper-till%%'"
             )
             return _figures(
-                lambda: (pss_bytes([peer.pid]) - before) / count / 1e6,
+                lambda: (pss_bytes([peer.pid]) - before) / (count - few) / 1e6,
                 lambda: [peer.pid],
                 wake,
                 lambda: _count(connection, awake, []) >= WAKES,
@@ -283,10 +304,13 @@ def _figures(
     wake(until)
     if time.time() > until:
         raise BenchError("the machine is too busy: those that were to wake were not asleep in time")
+    before = used_seconds(pids())
     time.sleep(until - time.time())
     began = time.monotonic()
     eventually(awake, "not all woke", PATIENCE_S, 0.02)
-    return {"asleep": each, "asleep, idle": idle * 100, f"{WAKES} woken at once": time.monotonic() - began}
+    took = time.monotonic() - began
+    used = (used_seconds(pids()) - before) / WAKES * 1e3
+    return {"asleep": each, "asleep, idle": idle * 100, f"{WAKES} woken at once": took, PROCESSOR: used}
 
 
 # -- both -------------------------------------------------------------------------------------------------------------

@@ -91,6 +91,21 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
+def used_seconds(pids: Sequence[int]) -> float:
+    """Processor time that processes have used so far, with all threads and with children that have ended.
+
+    The table of processes rounds down to ticks, which of a process that lives briefly is half of what it used.
+    """
+    total = 0.0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            own, ended = (int(fields[at]) + int(fields[at + 1]) for at in (11, 13))
+            told = [task.read_text().split()[0] for task in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+            total += max(own / _TICKS, sum(map(int, told)) / 1e9) + ended / _TICKS
+    return total
+
+
 def idle_share(seconds: float = 1.0) -> float:
     """Share of the machine that nobody uses just now: the room there is for measuring."""
 
@@ -190,16 +205,32 @@ def last_line(log: Path) -> str:
 
 
 def eventually(
-    true: Callable[[], bool], what: str, within_s: float = WAIT_S, every_s: float = 0.005
+    true: Callable[[], bool],
+    what: str,
+    within_s: float = WAIT_S,
+    every_s: float = 0.005,
+    *,
+    moves: Callable[[], object] | None = None,
 ) -> float:
     """Poll for a state of another process; gives the seconds it took.
+
+    Args:
+        true: the state.
+        what: what is said where it does not come.
+        within_s: how long to wait for it; with `moves`, for how long that may stay as it is, and ten times as long in all.
+        every_s: between two looks.
+        moves: how far it has come.
 
     Raises:
         BenchError: it did not come.
     """
-    began = time.monotonic()
+    began = moved = time.monotonic()
+    seen: object = None
     while not true():
-        if time.monotonic() - began > within_s:
+        now = time.monotonic()
+        if moves is not None and (found := moves()) != seen:
+            seen, moved = found, now
+        if now - moved > within_s or now - began > 10 * within_s:
             raise BenchError(f"{what} within {within_s:.0f} s")
         time.sleep(every_s)
     return time.monotonic() - began

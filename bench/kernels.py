@@ -18,14 +18,35 @@ from ringfence.console.client import Client
 from ringfence.console.errors import ConsoleError
 from ringfence.kernel.postgres import EmbeddedPostgres
 
-from bench.host import BenchError, child, end, eventually, last_line
+from bench.host import BenchError, child, cpu_seconds, end, eventually, last_line
+
+PART_BYTES = 1 << 20
+"""Bytes of a workspace that are sent at a time."""
+
+
+TIMED = b"""
+import json, sys, time
+from ringfence import agent
+
+job = json.load(sys.stdin)
+clock = time.perf_counter
+with agent.boot() as rf:
+    def timed(work):
+        began = clock()
+        work()
+        return clock() - began
+"""
+"""How programs begin that time their own calls: `job` is their input, `timed(work)` gives seconds. What follows is indented once."""
 
 
 class Kernel:
     """One data directory, and the kernel process that serves it now."""
 
-    def __init__(self, data: Path, dsn: str | None = None) -> None:
+    def __init__(self, data: Path, dsn: str | None = None, config: str = "") -> None:
         self.data = data
+        self._config = data.parent / f"{data.name}.yaml" if config else None
+        if self._config is not None:
+            self._config.write_text(config)
         self._dsn = dsn
         self._log = data.parent / f"{data.name}.log"
         self.process: subprocess.Popen[Any] | None = None
@@ -49,8 +70,15 @@ class Kernel:
             argv = [sys.executable, "-m", "ringfence.console", "up", "--data", str(self.data)]
             if self._dsn is not None:
                 argv += ["--dsn", self._dsn]
-            self.process = child(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        eventually(self._answers, "the kernel did not answer")
+            if self._config is not None:
+                argv += ["--config", str(self._config)]
+            bytecode = self.data.parent.parent / "bytecode"
+            self.process = child(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_installed(bytecode)
+            )
+        # On a busy machine it may take long; nothing is wrong as long as it gets on.
+        pid = self.process.pid
+        eventually(self._answers, "the kernel did not answer", every_s=0.01, moves=lambda: cpu_seconds(pid))
 
     def _answers(self) -> bool:
         assert self.process is not None
@@ -89,7 +117,9 @@ class Kernel:
     def submit(self, manifest: str, files: Mapping[str, bytes], *, job: bytes = b"") -> str:
         """Submit an agent; gives its id."""
         header = {"manifest": manifest, "source": "bench.yaml", "input": job}
-        return str(self.operator.submit(header, iter([tar_of(files)]))["id"])
+        tar = tar_of(files)
+        parts = (tar[at : at + PART_BYTES] for at in range(0, len(tar), PART_BYTES))
+        return str(self.operator.submit(header, parts)["id"])
 
     def output(self, agent: str, *, stderr: bool = False) -> str:
         """What an agent has printed."""
@@ -115,10 +145,16 @@ class Kernel:
         return self._dsn or EmbeddedPostgres(self.data).dsn()
 
 
+def _installed(bytecode: Path) -> dict[str, str]:
+    """An environment in which modules are compiled once, as those of an installed package are, and not at each start."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": str(bytecode)}
+
+
 @contextlib.contextmanager
-def running(directory: Path) -> Iterator[Kernel]:
-    """A kernel for one measurement; nothing of it is left afterwards."""
-    kernel = Kernel(directory / "k")
+def running(directory: Path, config: str = "") -> Iterator[Kernel]:
+    """A kernel for one measurement, with a kernel file where one is given; nothing of it is left afterwards."""
+    kernel = Kernel(directory / "k", config=config)
     try:
         kernel.start()
         yield kernel

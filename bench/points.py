@@ -32,17 +32,9 @@ spec:
       - fs.*: "**/.env"
 """
 
-PROGRAM = b"""
-import json, sys, time
-from ringfence import agent
-
-job = json.load(sys.stdin)
-clock = time.perf_counter
-with agent.boot() as rf:
-    def timed(work):
-        began = clock()
-        work()
-        return clock() - began
+PROGRAM = (
+    kernels.TIMED
+    + b"""\
     rf.fs.write_text("tree/0/0.txt", "warm")
     rf.exec.run(["true"])
     reads, writes, runs, edits = [], [], [], []
@@ -54,6 +46,7 @@ with agent.boot() as rf:
         edits.append(timed(lambda: rf.exec.run(["sh", "-c", "echo %d >> tree/1/1.txt" % number])))
 print(json.dumps({"reads": reads, "writes": writes, "runs": runs, "edits": edits}))
 """
+)
 
 
 def measure(bench: Bench) -> Section:

@@ -36,7 +36,7 @@ class Host:
     async def start(self, stdout: str, stderr: str, **spec: Any) -> dict[str, Any]:
         fds = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) for path in (stdout, stderr)]
         try:
-            spec = common(spec, "image", "socket_dir")
+            spec = common(spec, "image", "socket_dir", *({"overlay"} & spec.keys()))
             program = await self.box.start(ProgramSpec(**spec, stdout_fd=fds[0], stderr_fd=fds[1]))
         finally:
             for fd in fds:
@@ -211,8 +211,12 @@ def children() -> list[int]:
 
 
 def peak_of(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    """In bytes; 0 of one that has ended since."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def common(spec: dict[str, Any], *paths: str) -> dict[str, Any]:

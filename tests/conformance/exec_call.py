@@ -60,6 +60,10 @@ class Environment:
     http: Mapping[str, Any] = MappingProxyType({})
     sql: Mapping[str, Any] = MappingProxyType({})
     llm: Mapping[str, Any] = MappingProxyType({})
+    objects: Mapping[str, Any] = MappingProxyType({})
+    mcp: Mapping[str, Any] = MappingProxyType({})
+    a2a: Mapping[str, Any] = MappingProxyType({})
+    direct = None
 
     def __init__(self, place: Path, allow: Sequence[str] = ALLOW_ALL, deny: Sequence[str] = ()) -> None:
         self.uid = AGENT_UID if os.geteuid() == 0 else None

@@ -8,6 +8,7 @@ import select
 import socket
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -64,6 +65,30 @@ def talking(
     with connection:
         connection.settimeout(PATIENCE_S)
         yield program, connection
+
+
+@contextlib.contextmanager
+def closing_at_its_end(connection: socket.socket) -> Iterator[Future[bytes]]:
+    """Do as the kernel does: read to the program's end and close then. Gives what came until then.
+
+    A sandbox host lets a connection that nobody closes here wait for a while, in case that last words are on their way.
+    """
+    told: Future[bytes] = Future()
+
+    def hear() -> None:
+        try:
+            heard = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+            connection.close()
+            told.set_result(heard)
+        except BaseException as error:  # noqa: BLE001 - whoever asks for it gets it
+            told.set_exception(error)
+
+    hearing = threading.Thread(target=hear)
+    hearing.start()
+    try:
+        yield told
+    finally:
+        hearing.join()
 
 
 class Pipe:
@@ -183,27 +208,24 @@ def mounts() -> set[str]:
     return {mount for mount in found if "/docker/" not in mount}
 
 
-def _inhabited(group: Path) -> bool:
-    """Whether a process is in it; one that is gone by now is no trace either."""
-    try:
-        return bool((group / "cgroup.procs").read_text())
-    except OSError:
-        return not group.exists()
-
-
 def groups(data: Path) -> set[str]:
-    """Control groups of the sandboxes of a data directory with nobody in them; others on this host come and go.
-
-    Those of a spare sandbox, which comes a moment after the last start, hold its two processes; processes are looked for by themselves.
-    """
+    """Control groups of the sandboxes of a data directory; others on this host come and go."""
     mark = cgroups.label(str(data / "sandboxes"), "")
     found: set[str] = set()
     for top, names, _ in os.walk("/sys/fs/cgroup"):
         if Path(top).name == "ringfence":
-            mine = [Path(top, name) for name in names if name.startswith(mark)]
-            found |= {f"group {group}" for group in mine if not _inhabited(group)}
+            found |= {f"group {Path(top, name)}" for name in names if name.startswith(mark)}
             names.clear()
     return found
+
+
+def _held(group: str) -> bool:
+    """Whether processes are in it; one that is gone by now is no trace either."""
+    place = Path(group.removeprefix("group "))
+    try:
+        return bool((place / "cgroup.procs").read_text())
+    except OSError:
+        return not place.exists()
 
 
 def sockets(place: Path) -> set[str]:
@@ -228,7 +250,9 @@ class Traces:
 
     def _look(self) -> set[str]:
         data = self._box.data
-        return {*mounts(), *groups(data), *sockets(self._box.place), *files(data)}
+        # Those of a spare sandbox, which comes a moment after the last start, hold its two processes: `groups` counts them too.
+        empty = {group for group in groups(data) if not _held(group)}
+        return {*mounts(), *empty, *sockets(self._box.place), *files(data)}
 
     def new(self) -> list[str]:
         """What has come since."""

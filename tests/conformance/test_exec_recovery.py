@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,10 +18,10 @@ from exec_call import Environment, RecordedCall, left_over, recover, run, tree, 
 COMMAND = ["sh", "-c", "echo out; echo new > a; rm -rf data; mkdir made; echo m > made/m; ln -s a soft"]
 
 
-def crash_at(exec_place: Path, where: str) -> None:
+def crash_at(exec_place: Path, where: str, command: list[str] = COMMAND) -> None:
     script = Path(__file__).with_name("exec_call.py")
     done = subprocess.run(
-        [sys.executable, str(script), str(exec_place), where, *COMMAND], check=False, capture_output=True
+        [sys.executable, str(script), str(exec_place), where, *command], check=False, capture_output=True
     )
     assert done.returncode == -9, done.stderr.decode()
 
@@ -92,6 +93,42 @@ async def test_a_crash_in_the_middle_of_the_apply_is_finished(exec_place: Path, 
     assert_applied(env)
     # What was under way when its right went away is finished; half a command is worse than a whole one.
     assert "check_live" not in call.reached
+
+
+async def test_a_directory_that_the_crash_left_half_made_is_finished(exec_place: Path) -> None:
+    crash_at(exec_place, "before_apply")
+    env = Environment(exec_place)
+    (env.workspace.root / "made").mkdir(mode=0o700)
+    # Nobody had begun to apply: somebody else made it.
+    with pytest.raises(errors.OutcomeUnknown, match="`/workspace/made`"):
+        await recover(RecordedCall(env), *COMMAND)
+    (env.scratch_root / "p1/begun").touch()
+    await recover(RecordedCall(env), *COMMAND)
+    assert_applied(env)
+
+
+async def test_a_change_of_attributes_alone_is_finished_too(exec_place: Path) -> None:
+    command = ["python3", "-c", "import os; os.setxattr('a', 'user.kind', b'draft')"]
+    crash_at(exec_place, "before_apply", command)
+    env = Environment(exec_place)
+    await recover(RecordedCall(env), *command)
+    assert os.getxattr(env.workspace.root / "a", "user.kind") == b"draft"
+    plan = env.snapshots.plan_restore(env.workspace, ["p1"])
+    env.snapshots.restore(env.workspace, plan.items)
+    assert os.listxattr(env.workspace.root / "a") == []
+
+
+@pytest.mark.parametrize("where", ["before_apply", "after_apply"])
+async def test_a_change_of_a_time_alone_is_finished_too(exec_place: Path, where: str) -> None:
+    command = ["touch", "-d", "@1000000000", "a"]
+    file = exec_place / "workspace" / "a"
+    before = file.stat().st_mtime_ns
+    crash_at(exec_place, where, command)
+    env = Environment(exec_place)
+    assert await recover(RecordedCall(env), *command) is not Rerun.RERUN
+    assert file.stat().st_mtime == 1_000_000_000
+    env.snapshots.restore(env.workspace, env.snapshots.plan_restore(env.workspace, ["p1"]).items)
+    assert file.stat().st_mtime_ns == before
 
 
 async def test_a_path_changed_by_others_after_the_crash_is_never_overwritten(exec_place: Path) -> None:

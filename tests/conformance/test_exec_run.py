@@ -63,7 +63,9 @@ async def test_removals_destroy_and_come_back(env: Environment) -> None:
 
 async def test_without_changes_there_is_no_point_and_no_record(env: Environment) -> None:
     call = RecordedCall(env)
-    result = await run(call, "sh", "-c", "cat a; touch a; chmod 644 a; echo x > /tmp/x; echo t > t; rm t")
+    result = await run(
+        call, "sh", "-c", "cat a; touch -r a a; chmod 644 a; echo x > /tmp/x; echo t > t; rm t"
+    )
     assert (result.stdout, result.changed) == (b"a\n", [])
     assert (call.point, call.progress, call.reached) == (None, None, [])
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from conftest import Box
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sandbox_kit import Traces, eventually, says, silent, talking
+from sandbox_kit import Traces, closing_at_its_end, eventually, says, silent, talking
 from workspace_kit import facts_of, workspace_of
 
 POINTS_MOST = 2000
@@ -81,7 +81,8 @@ def test_orders_that_are_cancelled_are_done_or_not_done(box: Box) -> None:
                 assert connection.recv(100) == b"word"
             program.call("resume")
         assert says(connection, b"well") == b"well"
-        program.kill()
+        with closing_at_its_end(connection):
+            program.kill()
     assert program.wait() == ("killed", -9)
 
 
@@ -103,19 +104,19 @@ def test_a_wait_that_is_cancelled_ends_nothing(box: Box) -> None:
 
 def test_a_kill_that_is_cancelled_kills_all_the_same(box: Box) -> None:
     for at in range(1, POINTS_MOST):
-        with talking(box) as (program, connection):
+        with talking(box) as (program, connection), closing_at_its_end(connection) as heard:
             said = box.host.call("cut", order="kill", at=at, arguments={"program": program.number})
             # A kill that has begun is not taken back, and another one may be asked for.
             program.kill()
             assert program.wait() == ("killed", -9)
-            assert connection.recv(1) == b""
+            assert heard.result(60) == b""
         assert box.left() == []
         if said == "done":
             break
 
 
 def test_many_waits_and_kills_at_once(box: Box) -> None:
-    with talking(box) as (program, _):
+    with talking(box) as (program, connection), closing_at_its_end(connection):
         waits = [program.begin("wait")[1] for _ in range(5)]
         kills = [program.begin("kill")[1] for _ in range(5)]
         for kill in kills:

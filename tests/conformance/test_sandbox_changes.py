@@ -48,6 +48,7 @@ EXPECTED = [
     ["/workspace/out", "create", "link", 0o777, False],
     ["/workspace/renamed", "create", "directory", 0o755, False],
     ["/workspace/renamed/m", "create", "file", 0o644, False],
+    ["/workspace/same", "metadata", "file", 0o644, False],
     ["/workspace/same2", "create", "file", 0o644, False],
 ]
 
@@ -55,7 +56,10 @@ EXPECTED = [
 def test_change_sets_are_exact_and_apply_gives_what_the_command_saw(box: Box) -> None:
     workspace = workspace_of(box)
     # The size of a directory is its file system's own affair.
-    view = r"find . -mindepth 1 \( -type d -printf '%p %y %m\n' \) -o -printf '%p %y %m %s %l\n' | sort"
+    view = (
+        r"find . -mindepth 1 \( -type d -printf '%p %y %m\n' \) -o \( -type f -printf '%p %y %m %s %T@\n' \) "
+        r"-o -printf '%p %y %m %s %l\n' | sort"
+    )
     done = box.run(SCRIPT + view, workspace)
     assert (done.code, done.err) == (0, "")
     changes = box.changes(done, workspace)

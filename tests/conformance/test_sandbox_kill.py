@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,9 @@ import pytest
 
 if TYPE_CHECKING:
     from conftest import Box, Host, Running
+
+sys.path.insert(0, str(Path(__file__).parent))
+from sandbox_kit import eventually
 
 ZOO = """
 import ctypes, os, signal, socket, sys, threading, time
@@ -146,6 +151,15 @@ def test_a_traced_one_dies_too(native_box: Box) -> None:
 @pytest.mark.parametrize("how", ["running", "paused"])
 def test_the_next_kernel_ends_them_when_nothing_else_can(native_box: Box, how: str) -> None:
     box = native_box
+    # Now and then something else is quicker than the signal that stops what would end them: then they are gone, as is well.
+    for _ in range(5):
+        if outlived(box, how):
+            return
+    pytest.fail("nothing ever outlived its kernel")
+
+
+def outlived(box: Box, how: str) -> bool:
+    """Whether programs outlived their kernel; either way nothing is left of them."""
     host = box.another_host()
     program = let_loose(box, host)
     if how == "paused":
@@ -155,9 +169,15 @@ def test_the_next_kernel_ends_them_when_nothing_else_can(native_box: Box, how: s
     os.kill(launcher, signal.SIGSTOP)
     try:
         host.end()
-        assert len(box.alive()) >= HEARD
-        assert box.another_host().call("sweep") == ["agent-1"]
+        lived = len(box.alive())
+        if lived < HEARD:
+            # Something else is at it at this very moment, and finishes it.
+            eventually(lambda: box.alive() == [], lambda: f"still there: {box.alive()}")
+            lived = 0
+        assert box.another_host().call("sweep") == (["agent-1"] if lived else [])
         assert box.left() == []
     except BaseException:
-        os.kill(launcher, signal.SIGKILL)  # stopped, it would keep them for ever
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(launcher, signal.SIGKILL)  # stopped, it would keep them for ever
         raise
+    return lived > 0

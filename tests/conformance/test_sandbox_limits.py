@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from conftest import Box
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sandbox_kit import IGNORING, talking
+from sandbox_kit import IGNORING, closing_at_its_end, talking
 from workspace_kit import workspace_of
 
 
@@ -152,7 +152,8 @@ def test_limits_are_each_programs_own(box: Box) -> None:
         assert done.reason == "disk"
         connection.sendall(b"well")
         assert connection.recv(100) == b"well"
-        program.kill()
+        with closing_at_its_end(connection):
+            program.kill()
 
 
 WRITER = """

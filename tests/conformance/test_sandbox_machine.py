@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from conftest import Box, Running
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sandbox_kit import ECHO, talking
+from sandbox_kit import ECHO, closing_at_its_end, talking
 
 EXAMPLES = 12
 STEPS = 20
@@ -73,7 +73,11 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def kill(self, data: st.DataObject) -> None:
         one = data.draw(st.sampled_from(self.all))
-        one.program.kill()
+        if one.ended is None:
+            with closing_at_its_end(one.connection):
+                one.program.kill()
+        else:
+            one.program.kill()
         self.over(one, ("killed", -9))
 
     @precondition(lambda self: any(not one.paused for one in self.live()))
@@ -120,7 +124,8 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for one in self.live():
             assert not any(future.done() for future in one.waiting)
-            one.program.kill()
+            with closing_at_its_end(one.connection):
+                one.program.kill()
             self.over(one, ("killed", -9))
         assert self.box.left() == []
 

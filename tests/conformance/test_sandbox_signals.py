@@ -14,7 +14,18 @@ if TYPE_CHECKING:
     from conftest import Box
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sandbox_kit import CONNECT, ECHO, IGNORING, Pipe, eventually, listen, says, silent, talking
+from sandbox_kit import (
+    CONNECT,
+    ECHO,
+    IGNORING,
+    Pipe,
+    closing_at_its_end,
+    eventually,
+    listen,
+    says,
+    silent,
+    talking,
+)
 
 
 def test_kill_ends_setsid_double_fork_and_ignored_signals(box: Box) -> None:
@@ -38,13 +49,13 @@ while True: time.sleep(1000)
     program = box.python(code, socket_dir=sockets)
     connection, _ = server.accept()
     eventually(lambda: len(box.alive()) >= 5, lambda: f"only {box.alive()} run")
+    with closing_at_its_end(connection) as heard:
+        program.kill()
+        assert box.alive() == []
+        assert program.wait() == ("killed", -9)
+        assert box.left() == []
+        assert heard.result(60) == b""
     program.kill()
-    assert box.alive() == []
-    assert program.wait() == ("killed", -9)
-    assert box.left() == []
-    assert connection.recv(1) == b""
-    program.kill()
-    connection.close()
     server.close()
 
 
@@ -100,9 +111,10 @@ exec({ECHO!r})
             connection.recv(100)
     program.call("resume")
     program.call("pause")
-    program.kill()
+    connection.settimeout(60)
+    with closing_at_its_end(connection):
+        program.kill()
     assert box.alive() == []
-    connection.close()
     server.close()
 
 
@@ -125,7 +137,8 @@ def test_what_is_on_its_way_to_thaw_a_program_passes_no_later_order(box: Box) ->
         assert silent(connection)
         program.call("resume")
         assert connection.recv(100) == b"word"
-        program.kill()
+        with closing_at_its_end(connection):
+            program.kill()
     assert program.wait() == ("killed", -9)
 
 
@@ -135,10 +148,10 @@ def test_kill_works_on_a_paused_program(box: Box) -> None:
     program = box.python(ECHO, socket_dir=sockets)
     connection, _ = server.accept()
     program.call("pause")
-    program.kill()
+    with closing_at_its_end(connection):
+        program.kill()
     assert box.alive() == []
     assert program.wait() == ("killed", -9)
-    connection.close()
     server.close()
 
 
@@ -173,7 +186,8 @@ def test_kill_ends_stopped_children(box: Box) -> None:
     with talking(box, STOPPED + ECHO) as (program, connection):
         assert says(connection, b"ready") == b"ready"
         eventually(lambda: len(box.alive()) >= 4, lambda: f"only {box.alive()} run")
-        program.kill()
+        with closing_at_its_end(connection):
+            program.kill()
         assert box.alive() == []
         assert program.wait() == ("killed", -9)
 
@@ -185,7 +199,8 @@ def test_a_program_that_stopped_itself_can_be_killed(box: Box) -> None:
     ):
         assert connection.recv(1) == b"x"
         assert silent(connection)
-        program.kill()
+        with closing_at_its_end(connection):
+            program.kill()
         assert program.wait() == ("killed", -9)
     assert box.alive() == []
 
@@ -211,8 +226,9 @@ def test_pause_while_output_flows(box: Box) -> None:
             assert sum(len(pipe.read()) for _ in range(20)) > 0
         program.call("pause")
         program.kill()
-        assert program.wait() == ("killed", -9)
+        _, ended = program.begin("wait")
         assert b"".join(pipe.parts()) is not None
+        assert ended.result(60) == {"reason": "killed", "code": -9}
     assert box.left() == []
 
 
@@ -231,7 +247,8 @@ def test_pause_pause_resume_resume(box: Box) -> None:
         for order in orders:
             order.result(60)
         assert says(connection, b"three") == b"three"
-        program.kill()
+        with closing_at_its_end(connection):
+            program.kill()
 
 
 def test_orders_to_a_program_that_has_ended_do_nothing(box: Box) -> None:
@@ -251,7 +268,8 @@ def test_others_run_on_while_one_is_paused(box: Box) -> None:
         assert says(one, b"there") == b"there"
         two.sendall(b"late")
         assert silent(two)
-        first.kill()
-        second.kill()
+        with closing_at_its_end(one), closing_at_its_end(two):
+            first.kill()
+            second.kill()
         assert first.wait() == second.wait() == ("killed", -9)
     assert box.left() == []

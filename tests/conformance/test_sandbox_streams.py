@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from conftest import Box
 
 sys.path.insert(0, str(Path(__file__).parent))
-from sandbox_kit import CONNECT, Pipe, peaks, silent, talking
+from sandbox_kit import CONNECT, Pipe, closing_at_its_end, peaks, silent, talking
 from workspace_kit import workspace_of
 
 GB = 1 << 30
@@ -94,7 +94,8 @@ def test_a_program_that_waits_for_its_reader_can_be_killed(box: Box) -> None:
             connection,
         ):
             assert silent(connection)
-            program.kill()
+            with closing_at_its_end(connection):
+                program.kill()
             assert program.wait() == ("killed", -9)
         assert box.alive() == []
         assert sum(len(part) for part in pipe.parts()) < 8 * MB

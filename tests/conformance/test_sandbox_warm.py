@@ -246,3 +246,68 @@ async def test_many_at_once(boxes: Boxes) -> None:
 
     # Output files are shared here, so only the ends are looked at.
     assert set(await asyncio.gather(*(one(number) for number in range(20)))) == {"exit"}
+
+
+LAST_WORDS = {
+    "what it holds is let go of": """
+import atexit, sys, threading, time
+class Last:
+    def __init__(self, name): self.name = name
+    def __del__(self): print("let go of", self.name, helper())
+def helper(): return "with its names"
+one, two = Last("one"), Last("two")
+two.itself = two
+unflushed = open(1, "w", closefd=False)
+unflushed.write("not flushed\\n")
+def held(argument=open(1, "w", closefd=False)): argument.write("in a default\\n")
+held.held = held
+held()
+import json
+json.kept = open(1, "w", closefd=False)
+json.kept.write("in a module of others\\n")
+atexit.register(print, "first registered")
+atexit.register(print, "second registered")
+threading.Thread(target=lambda: (time.sleep(0.05), print("a thread"))).start()
+print("no newline at its end", end="")
+""",
+    "a module of its own": """
+import sys, types
+sys.path.insert(0, "/tmp")
+open("/tmp/own.py", "w").write("import weakref\\nclass A:\\n  def __del__(self): print('own', weakref)\\na = A()\\nfile = open(1, 'w', closefd=False)\\nfile.write('own file')")
+import own
+sys.kept = own
+print("imported")
+""",
+    "a status": "import sys\ndef f():\n  file = open(1, 'w', closefd=False); file.write('x'); sys.exit(3)\nf()",
+    "none": "import sys; sys.exit()",
+    "a text": "import sys; sys.exit('a text')",
+    "a status that is none": "import sys; sys.exit(-1)",
+    "too large a status": "import sys; sys.exit(1 << 70)",
+    "true": "import sys; sys.exit(True)",
+    "a daemon": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start(); print('on')",
+    "a closed stream": "import sys; print('x'); sys.stdout.close()",
+    "no stream": "import os, sys; os.close(1); sys.stdout = open(1, 'w', closefd=False); print('x')",
+    "files of libc": "import ctypes; ctypes.CDLL(None).printf(b'by libc\\n')",
+    "an error at the end": "import atexit\n@atexit.register\ndef f(): 1 / 0",
+    "a child": "import os\nprint('once', flush=True)\nif os.fork() == 0: print('in it')\nelse: os.wait(); print('after it')",
+    "an error": "1 / 0",
+    "without a module that was there": "import sys\ndel sys.modules[next(reversed(sys.modules))]\nprint('on')",
+    "with one that came back": """
+import sys
+name = next(reversed(sys.modules))
+sys.modules[name] = sys.modules.pop(name)
+open("/tmp/late.py", "w").write("class A:\\n  def __del__(self): print('late')\\na = A()")
+sys.path.insert(0, "/tmp")
+import late
+sys.kept = late
+sys.modules[name] = sys.modules.pop(name)
+""",
+}
+
+
+@pytest.mark.parametrize("name", LAST_WORDS)
+async def test_a_warm_program_ends_as_a_fresh_one(boxes: Boxes, name: str) -> None:
+    (boxes.image / "end.py").write_text(LAST_WORDS[name])
+    ran = await boxes.both("python", "end.py")
+    assert ran.reason == "exit"
+    assert await boxes.is_warm()

@@ -169,5 +169,5 @@ if __name__ == "__main__":
     print(json.dumps(facts()))
     print(json.dumps([random.random(), multiprocessing.current_process().authkey.hex(), hash("x")]))
     atexit.register(print, "atexit", flush=True)
-    threading.Thread(target=lambda: (time.sleep(0.05), print("thread ends"))).start()
+    threading.Thread(target=lambda: (threading.main_thread().join(), print("thread ends"))).start()
     print("no newline at the end", end="")

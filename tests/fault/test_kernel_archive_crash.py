@@ -80,12 +80,15 @@ def test_a_kernel_that_dies_in_the_middle_has_lost_nothing(kernel: KernelProcess
     assert kernel.operator.wait(agent)["state"] == "failed"
     before = past(kernel, agent)
     assert len(before[0]) == 140
-    for point in ("archive:written", "archive:recorded", "archive:moved"):
+    for point in ("archive:written", "archive:recorded", "archive:moved", "prune:checkpoints"):
         pruned_until(kernel, agent, point)
         assert past(kernel, agent) == before
         report = kernel.operator.ask("AuditVerify")
         assert report["ok"], report
     assert report["archived"] > 130
+    (done,) = kernel.operator.ask("Prune", agent=agent, older_than_ms=0)["agents"]
+    # Each second one rests on the one before it.
+    assert (done["archived_rows"], done["checkpoints"]) == (0, 8)
     assert kernel.operator.ask("Prune", agent=agent, older_than_ms=0)["agents"] == []
     shown = kernel.operator.steps(agent)
     assert [step["step"] for step in shown if not step["archived"]] == [140]

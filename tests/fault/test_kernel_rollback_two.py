@@ -32,7 +32,7 @@ with agent.boot() as rf:
 """
 
 
-@pytest.mark.parametrize("point", ["before_restore", "after_restore", "after_branch"])
+@pytest.mark.parametrize("point", ["after_restore"])
 def test_all_rollbacks_cut_short_are_finished(tmp_path: Path, point: str) -> None:
     with running(tmp_path / "d") as kernel:
         agents = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -94,6 +95,51 @@ def test_no_call_after_a_revoke_of_another_kernel_is_allowed(owner: Scene, other
     for epoch, pos in revocations:
         late = [row for row in allowed if row[0] > pos and row[1] < epoch]
         assert late == []
+
+
+def test_no_call_after_a_deny_of_another_kernel_is_allowed(owner: Scene, other: Scene) -> None:
+    """C25: a deny that one kernel is told is in force on the other when it answers, under load, and at once."""
+    held = owner.hold(allow=['"*": "**"'])
+    denies: list[tuple[str, int, int]] = []
+    for number in range(6):
+        stop, began = threading.Event(), threading.Event()
+
+        def loop(stop: threading.Event = stop, began: threading.Event = began) -> None:
+            while not stop.is_set():
+                with contextlib.suppress(Denied, Revoked):
+                    held.rf.state.put("barred/key", 1)
+                    began.set()
+
+        workers = [held.rf.thread(loop) for _ in range(2)]
+        assert began.wait(30)
+        denied = other.operator.ask("Grant", agent=held.id, rule='state.put: "barred/**"', deny=True)
+        denies.append((denied["id"], denied["epoch"], position(owner, held)))
+        error = held.refused(Denied, lambda: held.rf.state.put("barred/after", 1))
+        assert f"rule {denied['id']}" in error.message
+        held.rf.state.put("free/key", number)
+        stop.set()
+        for worker in workers:
+            worker.join()
+        # Nothing but its id takes it away, on either kernel.
+        for kernel in (owner, other):
+            with pytest.raises(Refused):
+                kernel.operator.ask("Revoke", agent=held.id, rule_or_grant='state.put: "barred/**"')
+            can = owner.operator.ask("PolicyCanI", agent=held.id, action="state.put", resource="barred/x")
+            assert (can["verdict"], can["rule"]) == ("deny", denied["id"])
+        (owner if number % 2 else other).operator.ask("Revoke", agent=held.id, rule_or_grant=denied["id"])
+        held.rf.state.put("barred/key", 1)
+    rows = owner.sql(
+        "select pos, body, resource from journal where chain = %s and phase = 1 and action = 'state.put' and verdict = 'allow'",
+        owner.key_of(held.id),
+    )
+    for _, epoch, pos in denies:
+        late = [
+            p
+            for p, body, name in rows
+            if p > pos and "barred" in name and json.loads(bytes(body))["epoch"] < epoch
+        ]
+        assert late == []
+    assert owner.sql("select 1 from state where key = 'barred/after'") == []
 
 
 def position(scene: Scene, held: Held) -> int:
@@ -194,16 +240,26 @@ def test_a_revoke_waits_for_no_sleeping_owner_longer_than_its_lease(database: st
         assert scene.operator.ask("Status")["database"]["state"] == "ok"
 
 
+def spawn_cut_short(rf: Any) -> None:
+    with pytest.raises(RingfenceError):
+        rf.spawn("cut-short", ["true"], workspace="count.txt")
+
+
 def test_a_kernel_that_was_taken_over_from_commits_nothing_and_ends(database: str) -> None:
     """C37: a second kernel on the same files, past the lock, while the first sleeps."""
     with short_directory() as directory:
         first = KernelProcess(directory / "d", dsn=database)
         first.start()
         scene = Scene(first)
-        held = scene.hold(allow=['fs.*: "/workspace/**"', 'state.*: "**"'])
+        held = scene.hold(allow=['fs.*: "/workspace/**"', 'state.*: "**"', 'spawn: "*"'])
         held.rf.fs.append_text("count.txt", "x")
         assert first.process is not None
+        # One call stands where it is about to make the files of a child.
+        first.arm("spawn:before_files")
+        spawning = held.rf.thread(lambda rf=held.rf: spawn_cut_short(rf))
+        first.await_hit("spawn:before_files")
         os.kill(first.process.pid, signal.SIGSTOP)
+        first.disarm("spawn:before_files")
         first.operator.close()
         # Someone removes the lock: that must not be the only thing that keeps two kernels apart.
         (first.data / "kernel.lock").unlink()
@@ -217,6 +273,11 @@ def test_a_kernel_that_was_taken_over_from_commits_nothing_and_ends(database: st
             held.rf.state.put("taken/by", "second")
             os.kill(first.process.pid, signal.SIGCONT)
             assert first.process.wait(timeout=60) == 1
+            spawning.join()
+            # It laid out the files before it knew that it was fenced: nobody else makes a child of that name.
+            agents = second.data / "agents"
+            eventually(lambda: not list(agents.glob(".spawn-*")), "files of a child of nobody are left")
+            assert scene.sql("select 1 from agents where name = 'cut-short'") == []
             assert "taken over" in first.log.read_text()
             # Its end took nothing from its successor.
             held.rf.fs.append_text("count.txt", "y")

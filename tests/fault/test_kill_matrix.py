@@ -42,6 +42,7 @@ def ground() -> Iterator[Ground]:
 
 @pytest.mark.parametrize(("victim", "mode", "point"), CELLS)
 def test_nothing_is_repeated_and_nothing_lost(ground: Ground, victim: str, mode: str, point: str) -> None:
+    """C34: once where the target takes keys or can be asked, else `unknown`; never again in silence."""
     found = Column(ground, victim, point, mode).run()
     assert found.well, found
     if victim == "kernel" and mode != "replaying":

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ringfence.syscalls.declared import SqlResource
 from ringfence.syscalls.errors import CallFailed
-from ringfence.syscalls.sql_target.outcome import Status, identify, settle, transaction_id
+from ringfence.syscalls.sql_target.outcome import Status, settle, transaction_id
 from ringfence.syscalls.sql_target.session import close_targets, transaction
 from support.databases import server
 
@@ -27,7 +27,8 @@ async def test_the_id_of_a_lost_transaction_is_not_taken_for_that_of_another() -
         async def begin_and_lose() -> None:
             async with transaction(resource, mode="read write") as session:
                 await session.execute("insert into counted default values")
-                named.extend([await identify(session), await transaction_id(session)])
+                own = await transaction_id(session)
+                named.extend((own.identity, own.xid))
                 made.kill()
                 await session.execute("select 1")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ringfence.kernel.journal import shared_blobs
 from ringfence.kernel.journal.blobs import BlobError
 from ringfence.kernel.journal.shared_blobs import SharedBlobs
 from ringfence.sandbox.depot import Depot, DepotError, fetch, read
@@ -28,22 +29,19 @@ def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
 
 
 @pytest.fixture(params=["directory", "bucket"])
-def place(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Depot, Path]:
-    """A depot, and where its objects are as files."""
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Depot:
+    """An empty depot."""
     if request.param == "directory":
         (tmp_path / "shared").mkdir()
-        return open_depot(f"file://{tmp_path / 'shared'}"), tmp_path / "shared"
-    bucket: Bucket = request.getfixturevalue("bucket")
-    shutil.rmtree(bucket.objects, ignore_errors=True)
+        return open_depot(f"file://{tmp_path / 'shared'}")
+    bucket: Bucket = request.getfixturevalue("bucket").emptied()
     for name, value in bucket.env.items():
         monkeypatch.setenv(name, value)
-    return open_depot(bucket.url), bucket.objects
+    return open_depot(bucket.url)
 
 
-def test_what_is_put_is_there_until_it_is_removed(place: tuple[Depot, Path], tmp_path: Path) -> None:
-    depot, _ = place
+def test_what_is_put_is_there_until_it_is_removed(place: Depot, tmp_path: Path) -> None:
+    depot = place
     large = tmp_path / "large"
     large.write_bytes(bytes(range(256)) * (48 << 10))
     depot.put("a/b/one", b"1")
@@ -99,21 +97,32 @@ def test_a_store_that_is_away_keeps_nothing(
             open_depot(wrong)
 
 
-def test_artifacts_of_one_node_are_read_and_verified_on_another(
-    place: tuple[Depot, Path], tmp_path: Path
-) -> None:
-    depot, files = place
+def test_artifacts_of_one_node_are_read_and_verified_on_another(place: Depot, tmp_path: Path) -> None:
+    depot = place
     here, there = SharedBlobs(tmp_path / "a", depot), SharedBlobs(tmp_path / "b", depot)
     ref = here.put(b"x" * 100_000)
     assert there.get(ref) == b"x" * 100_000
     assert there.part(ref, 5, 3) == b"xxx"
     other = here.put(b"other")
-    (kept,) = [path for path in files.rglob("*") if path.is_file() and path.name == other[2:]]
-    kept.write_bytes(kept.read_bytes()[:-1] + b"?")
+    kept = f"artifacts/{other[:2]}/{other[2:]}"
+    packed = read(depot, kept)
+    assert packed is not None
+    depot.put(kept, packed[:-1] + b"?")
     with pytest.raises(BlobError, match="shared store"):
         there.get(other)
     with pytest.raises(BlobError, match="does not exist"):
         there.get("0" * 64)
+
+
+def test_what_is_known_to_be_shared_is_bounded(
+    place: Depot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_blobs, "KNOWN_MAX", 2)
+    blobs = SharedBlobs(tmp_path / "a", place)
+    refs = [blobs.put(b"%d" % number) for number in (1, 2, 3, 1, 2)]
+    assert len(blobs._shared) <= 2  # pyright: ignore[reportPrivateUsage] - what it holds is what counts
+    there = SharedBlobs(tmp_path / "b", place)
+    assert [there.get(ref) for ref in refs] == [b"1", b"2", b"3", b"1", b"2"]
 
 
 class Node:
@@ -163,11 +172,9 @@ def picture(root: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_workspace_comes_back_as_the_last_change_left_it(
-    place: tuple[Depot, Path], tmp_path: Path, seed: int
-) -> None:
+def test_a_workspace_comes_back_as_the_last_change_left_it(place: Depot, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311 - a test that can be repeated
-    node = Node(tmp_path / "a", place[0], 1)
+    node = Node(tmp_path / "a", place, 1)
     for nr in range(6):
         (node.root / "live" / f"d{nr % 3}").mkdir(exist_ok=True)
         (node.root / "live" / f"d{nr % 3}" / f"f{nr}").write_bytes(b"start")
@@ -209,8 +216,8 @@ def test_a_workspace_comes_back_as_the_last_change_left_it(
     }
 
 
-def test_points_of_another_node_restore_here(place: tuple[Depot, Path], tmp_path: Path) -> None:
-    node = Node(tmp_path / "a", place[0], 1)
+def test_points_of_another_node_restore_here(place: Depot, tmp_path: Path) -> None:
+    node = Node(tmp_path / "a", place, 1)
     (node.root / "live" / "big").write_bytes(b"b" * 50_000)
     node.base()
     point = node.change(lambda live: (live / "big").unlink(), "big")
@@ -226,10 +233,8 @@ def test_points_of_another_node_restore_here(place: tuple[Depot, Path], tmp_path
     assert other.points.content(other.points.require(point).paths[0]) == b"b" * 50_000
 
 
-def test_an_owner_that_slept_past_its_lease_changes_nothing_there(
-    place: tuple[Depot, Path], tmp_path: Path
-) -> None:
-    node = Node(tmp_path / "a", place[0], 1)
+def test_an_owner_that_slept_past_its_lease_changes_nothing_there(place: Depot, tmp_path: Path) -> None:
+    node = Node(tmp_path / "a", place, 1)
     node.base()
     node.change(lambda live: (live / "file").write_bytes(b"ours"), "file")
     other = node.taken_over(tmp_path / "b", 2)
@@ -241,6 +246,25 @@ def test_an_owner_that_slept_past_its_lease_changes_nothing_there(
     found = picture(third.root / "live")
     assert {path: data for path, (_, _, data, _) in found.items()} == {"file": b"ours", "other": b"new"}
     assert [entry.path for entry in third.points.require(late).paths] == ["/workspace/other"]
+
+
+def test_an_owner_that_slept_past_its_lease_removes_nothing_there(place: Depot, tmp_path: Path) -> None:
+    node = Node(tmp_path / "a", place, 1)
+    (node.root / "live" / "old").write_bytes(b"o" * 20_000)
+    node.base()
+    first = node.change(lambda live: (live / "old").write_bytes(b"p" * 20_000), "old")
+    other = node.taken_over(tmp_path / "b", 2)
+    point = other.change(lambda live: (live / "old").unlink(), "old")
+    kept = place.names("agents/bot")
+    (node.root / "live" / "own").write_bytes(b"late")
+    with pytest.raises(DepotError, match="another kernel owns the agent now"):
+        node.base()
+    with pytest.raises(SnapshotError, match="another kernel owns the agent now"):
+        node.points.remove([first], ())
+    assert set(kept) <= set(place.names("agents/bot"))
+    third = other.taken_over(tmp_path / "c", 3)
+    assert not (third.root / "live" / "old").exists()
+    assert third.points.verify(point)
 
 
 def test_without_the_store_no_point_is_taken_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -262,8 +286,8 @@ def test_without_the_store_no_point_is_taken_and_nothing_is_lost(tmp_path: Path)
     assert (other.root / "live" / "file").read_bytes() == b"1"
 
 
-def test_pruning_keeps_what_points_and_the_workspace_need(place: tuple[Depot, Path], tmp_path: Path) -> None:
-    node = Node(tmp_path / "a", place[0], 1)
+def test_pruning_keeps_what_points_and_the_workspace_need(place: Depot, tmp_path: Path) -> None:
+    node = Node(tmp_path / "a", place, 1)
     (node.root / "live" / "old").write_bytes(b"o" * 20_000)
     node.base()
     first = node.change(lambda live: (live / "old").unlink(), "old")

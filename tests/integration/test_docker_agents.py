@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.engines import base_image, containers, volumes
 from support.kernels import KernelProcess, eventually
-from support.scenes import manifest_of, short_directory
+from support.scenes import console, manifest_of, short_directory
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.timeout(300)]
 
@@ -90,6 +90,10 @@ def test_an_agent_lives_in_containers_over_a_killed_kernel(place: Path) -> None:
         )
         [held] = containers(agent=agent)
         assert held["Id"].startswith(box["identity"]["container"])
+        # Who only looks ends nothing.
+        done = console("doctor", "--data", str(kernel.data), "--config", str(kernel.config), "--json")
+        assert '"docker seccomp"' in done.stdout, done.stderr
+        assert [one["Id"] for one in containers(agent=agent)] == [held["Id"]]
 
         kernel.operator.ask("Pause", agent=agent)
         assert containers(agent=agent)[0]["State"] == "paused"

@@ -86,6 +86,12 @@ def the_kernel(me: Reader) -> None:
     assert me.run("ringfence secrets ls").split() == ["crm-dsn", "rates-token"]
     me.run("ringfence secrets rm rates-token")
     assert "rates" in me.run("ringfence reload")
+    me.run("ringfence mcp ls")
+    for words in ("tools github --look", "tools github create_issue", "accept github create_issue"):
+        me.run(f"ringfence mcp {words}", code=4)  # there is no such server here
+    me.run("ringfence a2a ls")
+    for words in ("card clerk --look", "accept clerk"):
+        me.run(f"ringfence a2a {words}", code=4)  # nor such an agent
 
 
 def an_agent_that_ends(me: Reader) -> None:
@@ -126,6 +132,9 @@ def its_rights(me: Reader) -> None:
     assert "100,000 a day" in me.run("ringfence budget --fleet")
     grant = me.run("ringfence grant invoice-bot 'fs.write: \"/workspace/out/**\"' --expires 1h").strip()
     assert f"revoked {grant}" in me.run("ringfence revoke invoice-bot g7", g7=grant)
+    assert me.run(
+        "ringfence grant invoice-bot 'http.post: \"https://pay.example.com/**\"' --deny"
+    ).startswith("g")
     assert "fs.delete" in me.run("ringfence policy show invoice-bot")
     assert "allow" in me.run("ringfence policy can-i invoice-bot fs.write /workspace/out/report.md")
     assert "p17" not in me.run("ringfence policy explain invoice-bot 17")

@@ -6,7 +6,10 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -16,6 +19,7 @@ import pytest
 from support.kernels import eventually
 from support.model import ModelHost
 from support.scenes import Scene, console, scene_of_its_own
+from support.signed import free_port
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.postgres]
 
@@ -141,3 +145,66 @@ def test_the_summary_is_paid_as_the_host_counts(postgres_server: Any, template_d
             (row,) = json.loads(typed(scene, "ps", "--all", "--json"))
             assert row["tokens"] == 2 * (11 + 7)
             assert "whistles in D flat" in json.dumps(host.asked[0].body)
+
+
+def test_an_agent_adds_up_what_a_client_sends(postgres_server: Any, template_database: str) -> None:
+    port, token = free_port(), secrets.token_urlsafe(24)
+    declared = (EXAMPLES / "tasks/ringfence.yaml").read_text().replace("8770", str(port))
+    with scene_of_its_own(postgres_server, template_database, config=declared) as scene:
+        scene.operator.ask("SecretSet", name="shop-token", value=token.encode())
+        submitted(scene, "tasks")
+
+        def asked(text: str) -> list[str]:
+            url = f"http://127.0.0.1:{port}/agents/adder"
+            done = subprocess.run(
+                [sys.executable, str(EXAMPLES / "tasks/ask.py"), url, text],
+                env={**os.environ, "TOKEN": token},
+                capture_output=True,
+                text=True,
+                timeout=100,
+                check=True,
+            )
+            return done.stdout.splitlines()
+
+        assert asked("tea 2 3.50\ncups 4 1.25")[-2:] == ["total: 12.00", "TASK_STATE_COMPLETED"]
+        assert asked("how are you")[-1].startswith(
+            "TASK_STATE_INPUT_REQUIRED I can't read the line `how are you`"
+        )
+
+
+def test_an_unmodified_script_is_judged_by_what_it_left(scene: Scene) -> None:
+    agent = submitted(scene, "unmodified")
+    found: list[dict[str, Any]] = []
+
+    def asked() -> bool:
+        found[:] = json.loads(typed(scene, "approvals", "--json"))
+        return bool(found)
+
+    eventually(asked, "nobody is asked")
+    live = scene.live(agent)
+    assert "/workspace/notes/fruit.md" in typed(scene, "approvals", "show", found[0]["id"])
+    assert not (live / "INDEX.md").exists()
+    typed(scene, "approvals", "approve", found[0]["id"])
+    scene.await_end(agent)
+    assert (
+        live / "INDEX.md"
+    ).read_text() == "# Notes\n- [fruit](notes/fruit.md)\n- [tools](notes/tools.md)\n"
+    assert typed(scene, "logs", "unmodified") == "2 notes\n"
+    assert "workspace.commit" in typed(scene, "steps", "unmodified")
+    typed(scene, "rollback", "unmodified", "--to", "0")
+    assert sorted(path.name for path in (live / "notes/drafts").iterdir()) == ["fruit.md", "tools.md"]
+    assert (live / "notes/private/diary.md").exists()
+
+
+def test_a_program_that_nobody_wrote_for_it_asks_models_through_the_gateway(
+    postgres_server: Any, template_database: str
+) -> None:
+    with contextlib.closing(ModelHost()) as host:
+        declared = (EXAMPLES / "gateway/ringfence.yaml").read_text()
+        config = declared.replace("http://127.0.0.1:8080/v1", host.base)
+        with scene_of_its_own(postgres_server, template_database, config=config) as scene:
+            agent = submitted(scene, "gateway")
+            scene.await_end(agent)
+            assert typed(scene, "logs", "gateway").splitlines() == ["Good day."] * 2
+            assert "llm.complete" in typed(scene, "steps", "gateway")
+            assert [asked.body["model"] for asked in host.asked] == ["small-1"] * 2

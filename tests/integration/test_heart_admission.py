@@ -18,6 +18,7 @@ from ringfence.kernel.thread import Thread
 from ringfence.syscalls.base import Question
 from ringfence.syscalls.errors import (
     BudgetExhausted,
+    CallFailed,
     Denied,
     JournalUnavailable,
     Killed,
@@ -460,7 +461,7 @@ async def test_of_two_rollbacks_at_once_the_later_one_is_told_to_look_again(hear
 async def test_nothing_is_rolled_back_while_a_call_is_under_way(
     heart: Heart, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ringfence.kernel.rollback.SETTLE_S", 0.01)
+    monkeypatch.setattr("ringfence.kernel.rollback_begin.SETTLE_S", 0.01)
     thread = await heart.agent(allow=[HTTP], started=True)
     heart.post.stop("after")
     call = heart.begin(thread, 0)
@@ -476,6 +477,39 @@ async def test_nothing_is_rolled_back_while_a_call_is_under_way(
     assert len(heart.post.effects) == 1
 
 
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_rollback_that_a_target_refuses_leaves_the_agent_paused(
+    heart: Heart, monkeypatch: pytest.MonkeyPatch, together: bool
+) -> None:
+    thread = await heart.agent(started=True)
+    away = CallFailed("database `crm` can't be reached")
+
+    async def planned(*_: object) -> None:
+        raise away
+
+    monkeypatch.setattr("ringfence.kernel.rollback_plan.Plans.plan_all", planned)
+    cut = Cut(step=0, parent=0, seen=0)
+    rollback = heart.kernel.rollback
+    work = (
+        rollback.execute_all([(thread, cut)], "tester")
+        if together
+        else rollback.execute(thread, cut, None, "tester")
+    )
+    with pytest.raises(CallFailed):
+        await work
+    assert (thread.state, thread.waiting_for) == ("paused", "an operator, after a refused rollback")
+
+
+async def test_a_rollback_of_several_that_is_refused_at_once_leaves_their_programs_running(
+    heart: Heart,
+) -> None:
+    threads = [await heart.agent(started=True, name=name) for name in ("one", "two")]
+    cuts = [Cut(step=0, parent=0, seen=7), Cut(step=0, parent=0, seen=0)]
+    with pytest.raises(Problem, match="rolled back meanwhile"):
+        await heart.kernel.rollback.execute_all(list(zip(threads, cuts, strict=True)), "tester")
+    assert [(thread.state, thread.program is None) for thread in threads] == [("running", False)] * 2
+
+
 async def test_a_rollback_whose_past_could_not_be_read_is_read_by_the_next_start(heart: Heart) -> None:
     thread = await heart.agent(allow=[FILES])
     assert (await heart.call(thread, 0, "fs.read")).failure is None
@@ -489,7 +523,7 @@ async def test_a_rollback_whose_past_could_not_be_read_is_read_by_the_next_start
     with pytest.raises(Unavailable):
         await heart.kernel.rollback.execute(thread, Cut(step=0, parent=0, seen=0), None, "tester")
     store.purged_grants = purged  # type: ignore[method-assign]
-    await heart.start(thread)
+    await agents.start(heart.kernel, thread.id, "tester")
     assert thread.branch == 1
     answer = await heart.call(thread, 0, "fs.read")
     assert not answer.replayed
@@ -499,7 +533,7 @@ async def test_a_rollback_whose_past_could_not_be_read_is_read_by_the_next_start
 async def test_a_divergence_that_comes_after_a_rollback_parks_nobody(heart: Heart) -> None:
     thread = await heart.agent(allow=[FILES, HTTP], started=True)
     assert (await heart.call(thread, 0, "fs.read")).failure is None
-    parks = heart.processes._parker(thread)  # type: ignore[attr-defined] - what this start's door was given
+    parks = heart.parker(thread)
     diverged = await heart.call(thread, 0, "http.get")
     assert diverged.park
     await heart.kernel.rollback.execute(thread, Cut(step=0, parent=0, seen=0), None, "tester")

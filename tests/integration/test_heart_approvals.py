@@ -54,10 +54,8 @@ async def test_an_approved_call_runs_once_and_says_who_approved(heart: Heart) ->
     (waits,) = await inbox(heart, 1)
     assert (waits["action"], waits["resource"], waits["arguments"]["url"]) == ("http.post", URL, URL)
     assert await heart.outcomes(thread) == [(1, "parked")]
-    assert (thread.state, heart.post.effects) == (
-        "pending",
-        [],
-    )  # no program was started, so nothing shows it parked
+    # No program was started, so nothing shows it parked.
+    assert (thread.state, heart.post.effects) == ("pending", [])
     await approve(heart, waits)
     assert (await call).failure is None
     assert len(heart.post.effects) == 1
@@ -71,6 +69,7 @@ async def test_an_approved_call_runs_once_and_says_who_approved(heart: Heart) ->
 
 
 async def test_a_second_approval_says_who_was_first(heart: Heart) -> None:
+    """C28: and an unknown id says that it never was one."""
     thread = await heart.agent(ask=[POST])
     call = heart.begin(thread, 0)
     (waits,) = await inbox(heart, 1)
@@ -84,7 +83,7 @@ async def test_a_second_approval_says_who_was_first(heart: Heart) -> None:
     assert unknown.value.exit_code == 4
 
 
-async def test_of_three_parked_calls_only_the_approved_one_runs(heart: Heart) -> None:
+async def test_of_three_parked_calls_only_the_approved_one_runs(heart: Heart) -> None:  # C29
     thread = await heart.agent(ask=[POST])
     calls = [heart.begin(thread, 0, lane=f"0.{n}", url=f"{URL}/{n}") for n in range(3)]
     waits = {w["resource"]: w for w in await inbox(heart, 3)}
@@ -112,6 +111,7 @@ async def test_a_denial_reaches_the_agent_with_its_reason(heart: Heart) -> None:
 
 
 async def test_a_parked_call_survives_its_kernel_and_runs_once_without_a_program(heart: Heart) -> None:
+    """C28: it is listed again, and runs exactly once."""
     thread = await heart.agent(ask=[POST])
     heart.begin(thread, 0)
     (waits,) = await inbox(heart, 1)
@@ -149,6 +149,7 @@ async def test_what_was_approved_while_no_kernel_ran_is_run_by_the_next(heart: H
 
 
 async def test_another_call_at_the_same_place_voids_the_approval_and_asks_anew(heart: Heart) -> None:
+    """C30: an approval is bound to the arguments that were seen."""
     thread = await heart.agent(ask=[POST])
     heart.begin(thread, 0, url=f"{URL}/a")
     (first,) = await inbox(heart, 1)
@@ -192,7 +193,7 @@ async def test_an_edit_never_gets_past_a_deny(heart: Heart) -> None:
     assert refused.value.exit_code == 3
 
 
-async def test_a_target_that_changed_meanwhile_asks_anew(heart: Heart) -> None:
+async def test_a_target_that_changed_meanwhile_asks_anew(heart: Heart) -> None:  # C30
     thread = await heart.agent(ask=['state.put: "shared"'])
     other = await heart.agent(allow=[STATE])
     call = heart.begin(thread, 0, "state.put", key="shared", value="mine")
@@ -211,6 +212,7 @@ async def test_a_target_that_changed_meanwhile_asks_anew(heart: Heart) -> None:
 
 
 async def test_nobody_answers_in_time(heart: Heart, dsn: str) -> None:
+    """C32: a denial reaches the agent, and nothing runs."""
     thread = await heart.agent(ask=[POST], more="approvals: {expire: 1h}")
     call = heart.begin(thread, 0)
     (waits,) = await inbox(heart, 1)
@@ -227,6 +229,7 @@ async def test_nobody_answers_in_time(heart: Heart, dsn: str) -> None:
 
 
 async def test_the_end_of_an_agent_closes_what_waits(heart: Heart) -> None:
+    """C32: no approval is left behind that blocks anybody."""
     thread = await heart.agent(ask=[POST], started=True)
     call = heart.begin(thread, 0)
     (waits,) = await inbox(heart, 1)
@@ -241,7 +244,7 @@ async def test_the_end_of_an_agent_closes_what_waits(heart: Heart) -> None:
 
 
 async def test_what_waits_ends_in_the_transaction_that_says_killed(heart: Heart) -> None:
-    """Also where no kernel has the call any more."""
+    """C32. Also where no kernel has the call any more."""
     thread = await heart.agent(ask=[POST])
     heart.begin(thread, 0)
     (waits,) = await inbox(heart, 1)
@@ -331,7 +334,7 @@ async def test_an_adoption_that_is_broken_off_flies_nothing_twice(
 
 
 async def test_an_approval_that_was_superseded_never_counts_again(heart: Heart) -> None:
-    """The target changed after the first approval, so it is asked anew; the next kernel must not take the old word for it."""
+    """C28, C30. The target changed after the first approval, so it is asked anew; the next kernel must not take the old word for it."""
     thread = await heart.agent(ask=['state.put: "shared"'])
     other = await heart.agent(allow=[STATE])
     heart.begin(thread, 0, "state.put", key="shared", value="mine")

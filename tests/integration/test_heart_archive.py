@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,10 +16,10 @@ from ringfence.kernel.compaction import Compacted
 from ringfence.kernel.journal import segments
 from ringfence.kernel.journal.audit import export, verify_file, verify_store
 from ringfence.kernel.journal.segments import ArchiveError
-from ringfence.kernel.operations import agents, forks, history, pruning, removal
+from ringfence.kernel.operations import agents, forks, pruning, removal, rollbacks
 from ringfence.kernel.problems import Problem
 from ringfence.kernel.thread import Thread
-from ringfence.policy.keeping import Keeping
+from ringfence.policy.keeping import Keeping, PointsKept
 from support.heart import URL, Heart, heart_on
 from support.scenes import short_directory
 
@@ -76,7 +78,7 @@ async def picture(heart: Heart, thread: Thread) -> dict[str, Any]:
     """All that can be asked of a journal."""
     store, key = heart.core.store, thread.key
     record = await heart.kernel.record(thread.id)
-    events = {"journal.archived", "journal.pruned"}
+    events = {"journal.archived", "journal.pruned", "agent.checkpoints_pruned"}
     return {
         "audit": [row for row in [r async for r in store.audit(key)] if row.action not in events],
         "lineage": [r async for r in store.lineage_outcomes(key, thread.lineage.parts, 0)],
@@ -175,7 +177,9 @@ async def test_points_hold_the_archive_up_and_nothing_goes_back_beyond_it(heart:
         await heart.kernel.rollback.plans.cut_for(thread, "39")
     cut = await heart.kernel.rollback.plans.cut_for(thread, "p41")
     assert cut.step == 40
-    await history.rollback(heart.kernel, thread.id, "p41", preview=False, path="", start=False, operator="me")
+    await rollbacks.rollback(
+        heart.kernel, thread.id, "p41", preview=False, path="", start=False, operator="me"
+    )
     assert thread.replay.checkpoint is not None
     assert thread.replay.checkpoint.lane_step == 39
     assert (await compacted(heart, thread)).nothing  # its own point is there now
@@ -186,16 +190,16 @@ async def test_an_abandoned_branch_that_can_be_had_back_keeps_its_steps(heart: H
     for at in range(10, 20):
         await heart.call(thread, at, "state.get", key="seen")
     await heart.call(thread, 20, "fs.write", path="/workspace/a.txt", data="bmV3")
-    back = await history.rollback(
+    back = await rollbacks.rollback(
         heart.kernel, thread.id, "12", preview=False, path="", start=False, operator="me"
     )
-    await heart.kernel.retention.prune(thread, keep=1, older_than_s=None, operator="me")
+    await heart.kernel.retention.prune(thread, PointsKept(count=1), operator="me")
     for at in range(10, 30):
         await heart.call(thread, at, "state.get", key="seen")
     await saved(heart, thread, 30)
     # The point of the rollback leads to the branch that was left, which goes on from the checkpoint of step 10.
     assert (await compacted(heart, thread)).behind == 10
-    await history.rollback(
+    await rollbacks.rollback(
         heart.kernel, thread.id, back["point"], preview=False, path="", start=False, operator="me"
     )
     for at in range(10, 20):
@@ -308,6 +312,45 @@ async def test_what_fails_on_the_way_leaves_all_in_place(
     assert (await verify_store(heart.core.store, heart.kernel.anchor, heart.core.journal)).ok
 
 
+@pytest.mark.parametrize("removed", [False, True])
+async def test_two_looks_at_once_take_no_file_from_each_other(
+    heart: Heart, monkeypatch: pytest.MonkeyPatch, removed: bool
+) -> None:
+    thread = await worked(heart)
+    before = [row async for row in heart.core.store.audit(thread.key)]
+    if removed:
+        await heart.processes.set_state(thread, "done")
+        await removal.remove(heart.kernel, thread.id, "me")
+    swept, others = asyncio.Event(), list[asyncio.Task[Any]]()
+    loop, sweep = asyncio.get_running_loop(), segments.Archive.sweep
+
+    def sweeps(self: segments.Archive, agent: str, places: list[str]) -> None:
+        sweep(self, agent, places)
+        if others:
+            loop.call_soon_threadsafe(swept.set)
+
+    async def look() -> int:
+        if removed:
+            done = await pruning.prune(heart.kernel, thread.id, older_than_ms=0, dry=False, operator="me")
+            return sum(one["archived_rows"] for one in done["agents"])
+        return (await heart.kernel.compaction.compact(thread, NOW, dry=False)).rows
+
+    async def reach(point: str, _agent: str) -> None:
+        if point == "archive:written" and not others:
+            others.append(asyncio.create_task(look()))
+            # It either sweeps now, or waits for this one.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(swept.wait(), 0.5)
+
+    monkeypatch.setattr(segments.Archive, "sweep", sweeps)
+    monkeypatch.setattr(type(heart.core.failpoints), "reach", staticmethod(reach))
+    assert await look() > 0
+    await asyncio.gather(*others)
+    after = [row async for row in heart.core.store.audit(thread.key)]
+    assert after[: len(before)] == before
+    assert (await verify_store(heart.core.store, heart.kernel.anchor, heart.core.journal)).ok
+
+
 async def test_another_kernel_that_owns_the_agent_is_not_robbed(heart: Heart, world_sql: Any) -> None:
     thread = await worked(heart)
     rows = await rows_left(heart, thread)
@@ -334,3 +377,49 @@ async def test_another_kernel_that_owns_the_agent_is_not_robbed(heart: Heart, wo
     assert await rows_left(heart, thread) == rows
     gone = await heart.core.store.archive_rows(heart.core.kernel, heart.core.fence - 1, segment, [1, 2])
     assert gone is None
+
+
+# -- checkpoints --------------------------------------------------------------------------------------------------------
+
+
+async def saved_steps(heart: Heart, thread: Thread) -> dict[int, int | None]:
+    """Steps whose checkpoints are there, with those that they rest on."""
+    rows = heart.core.store.export_rows("checkpoints", thread.key)
+    return {row["step"]: row["base"] async for row in rows}
+
+
+async def test_checkpoints_go_that_nobody_comes_back_to(heart: Heart) -> None:
+    thread = await heart.agent(allow=ALLOWED)
+    texts: list[str] = []
+    for at in range(12):
+        # Each adds a quarter of the first: some rest on others, some on none.
+        texts += [hashlib.sha256(f"{at} {nr}".encode()).hexdigest() for nr in range(4 if at else 16)]
+        state = {"texts": texts}
+        await heart.call(thread, at, "checkpoint.save", state=state, schema_version=1, next_child=0)
+    before = await saved_steps(heart, thread)
+    assert len(before) == 12
+    needed, step = list[int](), 12
+    while step is not None:
+        needed.insert(0, step)
+        step = before[step]
+    assert 1 < len(needed) < 12
+    assert (
+        await heart.kernel.compaction.compact(thread, NOW, dry=True)
+    ).checkpoints == 0  # nothing is archived
+    assert (await compacted(heart, thread)).document()["checkpoints"] == 12 - len(needed)
+    assert list(await saved_steps(heart, thread)) == needed
+    assert (await compacted(heart, thread)).nothing
+    again = await heart.adopted_again(thread)
+    assert again.replay.checkpoint is not None
+    assert json.loads(again.replay.checkpoint.state) == {"texts": texts}
+    assert again.unreadable == ""
+    with pytest.raises(Problem, match="nothing goes back beyond the checkpoint"):
+        await forks.fork(heart.kernel, again.id, "11", new_name="", start=False, operator="me")
+    assert (await verify_store(heart.core.store, heart.kernel.anchor, heart.core.journal)).ok
+
+
+async def test_a_checkpoint_that_is_missing_is_never_passed_over(heart: Heart, world_sql: Any) -> None:
+    thread = await worked(heart)
+    await world_sql("delete from checkpoints where step = 40")
+    again = await heart.adopted_again(thread)
+    assert "the checkpoint of step 40 is missing" in again.unreadable

@@ -38,7 +38,7 @@ async def test_an_unknown_outcome_ends_the_wait_while_the_process_lives(heart: H
 async def test_a_park_that_was_seen_is_waited_for(heart: Heart) -> None:
     thread = await heart.agent(allow=ALL, started=True)
     assert (await heart.call(thread, 0, "fs.read")).failure is None
-    parks = heart.processes._parker(thread)  # type: ignore[attr-defined] - what this start's door was given
+    parks = heart.parker(thread)
     diverged = await heart.call(thread, 0, "http.get")
     waiting = asyncio.create_task(agents.wait(heart.kernel, thread.id))
     await parks(thread, diverged)

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from ringfence.kernel.operations import deciding
 from ringfence.kernel.thread import Thread
 from ringfence.sandbox.types import ExitReason, ProgramSpec
+from ringfence.syscalls.errors import Denied
 from support.heart import URL, Hand, HandProgram, Heart, heart_on
 from support.scenes import short_directory
 
@@ -157,7 +159,7 @@ async def test_who_only_waits_gives_its_slot_to_the_next_by_priority(narrow: Hea
     assert (rests.asleep, rests.program, low.state) == (True, None, "pending")
     # Nothing rings any more for who sleeps: with hundreds of them each end of a program would look at all.
     linger: Any = narrow.processes
-    assert linger._linger._alarms == {}
+    assert linger.linger._alarms == {}
     # Its wait goes on without a process; when it is over it queues behind the other, by the same rules.
     await wake(narrow, rests, kind)
     await until(lambda: rests.state == "pending")
@@ -166,6 +168,36 @@ async def test_who_only_waits_gives_its_slot_to_the_next_by_priority(narrow: Hea
     assert low.state == "pending"
     rests.program.end(ExitReason.EXIT, 0)  # type: ignore[union-attr]
     await until(lambda: low.state == "running")
+
+
+async def test_what_nobody_answered_in_time_is_denied_to_whoever_wakes(storm: Heart, dsn: str) -> None:
+    """C32: also where another lane of it waits on, and under the next kernel."""
+    thread = await waiting(storm, "approval")
+    other = storm.begin(thread, 0, "ask", lane="0.0", question="And this?")
+    await until(lambda: len(thread.waits) == 2)
+    await storm.processes.set_state(thread, "parked", waiting_for="an approval", asleep=True)
+    await storm.processes.end_program(thread)
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        late = "update approvals set expires_at = clock_timestamp() - interval '1 second' where action = 'http.post'"
+        await connection.execute(late)
+    flight = thread.by_lane["0", 0]
+    assert flight.answer is not None
+    storm.core.approvals.notice(thread.key)
+    assert isinstance((await flight.answer).failure, Denied)
+    await until(lambda: thread.program is not None and thread.state != "pending")
+    await denied_again(storm, thread)
+    assert not other.done()
+    await storm.processes.end_program(thread)
+    await denied_again(storm, await storm.adopted_again(thread))
+    assert len(await storm.core.store.approvals(thread.key, everything=True)) == 2
+
+
+async def denied_again(heart: Heart, thread: Thread) -> None:
+    answer = await heart.call(thread, 0)
+    assert (answer.replayed, type(answer.failure)) == (True, Denied)
+    assert answer.failure is not None
+    assert "nobody answered" in answer.failure.message
+    assert [flight.lane for flight in thread.flights.values()] == ["0.0"]
 
 
 async def wake(heart: Heart, thread: Thread, kind: str) -> None:
@@ -198,7 +230,6 @@ async def test_who_has_spent_its_budget_holds_no_slot(narrow: Heart) -> None:
     await narrow.call(thread, 0, "fs.read")
     answer = await narrow.call(thread, 1, "fs.read")
     # As the agent's door does with such an answer.
-    processes: Any = narrow.processes
-    await processes._parker(thread)(thread, answer)
+    await narrow.parker(thread)(thread, answer)
     await until(lambda: other.state == "running")
     assert (thread.state, thread.program) == ("parked", None)

@@ -87,6 +87,7 @@ def test_lanes_of_one_agent_are_kept_apart(scene: Scene) -> None:
 
 
 def test_no_update_is_lost_and_a_conflict_names_who_was_faster(scene: Scene) -> None:
+    """C58, over what agents share: files are each agent's own."""
     ours, theirs = (scene.hold(name=name, allow=ALL) for name in ("ours", "theirs"))
     both = [ours.rf, theirs.rf]
 

@@ -88,6 +88,13 @@ def test_a_demand_that_can_not_be_met_is_refused_with_its_place(
     assert text in json.dumps(last, ensure_ascii=False)
 
 
+def test_a_workspace_of_its_own_is_refused_where_there_is_none(kernel: KernelProcess) -> None:
+    said = refusal(kernel, manifest("{backend: docker, workspace: direct}"))
+    assert said == (
+        "test.yaml: the sandbox `docker` has no `workspace: direct`: its overlays are for commands alone; use `backend: native`"
+    )
+
+
 def test_a_demand_that_is_met_runs_and_the_audit_says_how_it_is_confined(kernel: KernelProcess) -> None:
     first = kernel.operator.submit(manifest("{require: [all, uid]}"), {})
     uid = walls_of(kernel, "uid", first)["form"]

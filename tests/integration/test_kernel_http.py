@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from ringfence.agent import CallFailed, Denied, InvalidRequest, NoSuchResource, SnapshotFailed
+from ringfence.agent import CallFailed, Denied, InvalidRequest, NoSuchResource
 from support.kernels import Refused, eventually
 from support.scenes import Held, Scene, scene_of_its_own
 from support.target import Target
@@ -75,13 +75,27 @@ def test_a_keyed_target_gets_one_key_a_call(scene: Scene, keyed: Target) -> None
     assert len(keyed.deliveries("/v1/keys")) == 2
 
 
-def test_a_destroying_call_without_compensation_is_never_sent(scene: Scene, keyed: Target) -> None:
+def refused_by_a_person(held: Held, call: Callable[[], Any]) -> dict[str, Any]:
+    """The call asks, and is refused; gives what the person was shown."""
+    worker = held.rf.thread(call)
+    found: list[dict[str, Any]] = []
+    eventually(
+        lambda: found.extend(held.operator.ask("Approvals", agent=held.id)["approvals"]) or bool(found),
+        "nobody was asked",
+    )
+    held.operator.ask("Deny", id=found[0]["id"], reason="it would be gone")
+    with pytest.raises(Denied):
+        worker.result()
+    return found[0]
+
+
+def test_a_destroying_call_without_compensation_is_never_sent_by_a_rule(scene: Scene, keyed: Target) -> None:
     held = all_http(scene, keyed)
-    error = held.refused(SnapshotFailed, lambda: held.rf.http.delete(f"{keyed.base}/v1/volumes/7"))
-    assert "can't be undone" in error.message
+    asked = refused_by_a_person(held, lambda: held.rf.http.delete(f"{keyed.base}/v1/volumes/7"))
+    assert asked["detail"]["undo"].startswith("can't be undone")
     assert keyed.deliveries("/v1/volumes/7") == []
     step = held.last()
-    assert (step["effect"], step["outcome"]) == ("DESTROY", "refused")
+    assert (step["effect"], step["outcome"]) == ("DESTROY", "denied")
 
 
 def test_redirects_are_shown_and_not_followed(scene: Scene, plain: Target) -> None:
@@ -123,7 +137,7 @@ def test_each_hop_of_a_redirect_is_a_call_of_its_own(scene: Scene, keyed: Target
     held.refused(InvalidRequest, lambda: get(f"{plain.base}/hop/302?file:///etc/passwd", follow=3))
     # A destruction is not sent elsewhere because a server says so: its own resource decides about it.
     moved = f"{plain.base}/hop/307?{keyed.base}/v1/jobs/7"
-    held.refused(SnapshotFailed, lambda: held.rf.http.delete(moved, follow=3))
+    refused_by_a_person(held, lambda: held.rf.http.delete(moved, follow=3))
     assert held.rf.http.delete(f"{plain.base}/hop/302?{keyed.base}/v1/jobs/7", follow=3).status == 302
     assert plain.deliveries("/elsewhere/secret") == keyed.deliveries("/v1/jobs/7") == []
     # 303 and a moved POST are looked at, not sent again; a loop ends.

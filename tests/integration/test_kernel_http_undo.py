@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from ringfence.agent import SnapshotFailed
-from support.kernels import eventually
-from support.scenes import Held, Scene, scene_on
+from ringfence.agent import QuotaExceeded, SnapshotFailed
+from support.kernels import Refused, eventually
+from support.scenes import Held, Scene, console, scene_on
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.timeout(240)]
 
@@ -25,6 +27,7 @@ class Drive(ThreadingHTTPServer):
         self.asked: list[str] = []
         self.keys: list[str] = []
         self.failing = False
+        self.refused = ""
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -37,7 +40,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        self.path = self.path.replace("/v1/keyed/", "/v1/")
+        self.path = self.path.replace("/v1/keyed/", "/v1/").replace("/v1/paced/", "/v1/")
         self.server.asked.append(f"{self.command} {self.path}")
         self.server.keys.append(self.headers.get("idempotency-key", ""))
         name = self.path.removeprefix("/v1/files/")
@@ -46,7 +49,7 @@ class _Handler(BaseHTTPRequestHandler):
         files = self.server.files
         if self.headers.get("authorization") != "Bearer drive-secret":
             self._answer(401, b"")
-        elif self.server.failing:
+        elif self.server.failing or self.command == self.server.refused:
             self._answer(503, b"")
         elif self.command == "PUT":
             files[name] = body
@@ -81,15 +84,24 @@ spec:
       type: http
       base: "{base}"
       auth: {{bearer: {{secret: drive}}}}
-      effects: {{"DELETE /**": destroy, "POST /remove": destroy, "POST /burn": destroy}}
+      effects: {{"DELETE /**": destroy, "POST /remove": destroy, "POST /burn": destroy, "POST /erase": destroy}}
       undo:
         "DELETE /files/*": {{keep: "GET {{path}}", put_back: "PUT {{path}}"}}
+        "PUT /files/*": {{keep: "GET {{path}}", put_back: "PUT {{path}}", remove: "DELETE {{path}}"}}
         "POST /remove": {{keep: "GET /files/{{/file/name}}", put_back: "PUT /files/{{/file/name}}"}}
+        "POST /erase": {{compensate: "POST /remake", body: {{names: ["{{/name}}"], by: "{{reply:/id}}"}}}}
     keyed:
       type: http
       base: "{base}/keyed"
       auth: {{bearer: {{secret: drive}}}}
       idempotency_header: Idempotency-Key
+      effects: {{"DELETE /**": destroy}}
+      undo: {{"DELETE /**": {{keep: "GET {{path}}", put_back: "PUT {{path}}"}}}}
+    paced:
+      type: http
+      base: "{base}/paced"
+      auth: {{bearer: {{secret: drive}}}}
+      rate: 4/h
       effects: {{"DELETE /**": destroy}}
       undo: {{"DELETE /**": {{keep: "GET {{path}}", put_back: "PUT {{path}}"}}}}
 """
@@ -128,7 +140,11 @@ def test_what_a_call_destroys_is_kept_before_and_put_back(held: Held, drive: Dri
     assert held.rf.http.delete(f"{drive.base}/files/a").status == 204
     assert remove(held, drive, "b").status == 204
     assert drive.files == {}
-    assert drive.asked == ["GET /v1/files/a", "DELETE /v1/files/a", "GET /v1/files/b", "POST /v1/remove"]
+    # After anything but a DELETE it is asked how the call left what it changed.
+    assert drive.asked == [
+        *("GET /v1/files/a", "DELETE /v1/files/a"),
+        *("GET /v1/files/b", "POST /v1/remove", "GET /v1/files/b"),
+    ]
     steps = held.steps()
     assert [step["effect"] for step in steps] == ["DESTROY", "DESTROY"]
     points = held.operator.ask("Points", agent=held.id, verify=True)["points"]
@@ -155,11 +171,10 @@ def test_what_a_call_destroys_is_kept_before_and_put_back(held: Held, drive: Dri
 def test_what_can_not_be_kept_is_not_destroyed(held: Held, drive: Drive) -> None:
     for work in (
         lambda: held.rf.http.delete(f"{drive.base}/files/none"),  # nothing there
-        lambda: held.rf.http.delete(f"{drive.base}/elsewhere/a"),  # nobody says how
-        lambda: held.rf.http.post(f"{drive.base}/burn", json={}),
         lambda: remove(held, drive, ""),
         lambda: remove(held, drive, {"name": "a"}),
         lambda: remove(held, drive, "../files/a"),
+        lambda: held.rf.http.post(f"{drive.base}/remove", data=b'{"file": {"name": "\\ud800"}}'),
         lambda: held.rf.http.post(f"{drive.base}/remove", data=b"name=a"),
         # What is kept would not be what is destroyed: targets differ in how they read these.
         lambda: held.rf.http.post(f"{drive.base}/remove", data=b'{"file": {"name": "b", "name": "a"}}'),
@@ -192,6 +207,38 @@ def test_what_others_did_meanwhile_is_left_alone(held: Held, drive: Drive) -> No
     assert drive.files == {"a": b"somebody else's", "b": b"second"}
 
 
+def test_what_somebody_did_between_two_calls_is_left_alone(held: Held, drive: Drive) -> None:
+    for name in ("a", "b"):
+        held.rf.http.delete(f"{drive.base}/files/{name}")
+    drive.files["a"] = b"theirs"
+    held.rf.http.delete(f"{drive.base}/files/a")
+    done = held.operator.ask("Rollback", agent=held.id, to="0")
+    assert [(c["target"], c["reason"].partition(";")[0]) for c in done["conflicts"]] == [
+        (f"{drive.base}/files/a", "changed by somebody else between two of these calls")
+    ]
+    assert drive.files == {"b": b"second"}
+    held.operator.ask("Rollback", agent=held.id, to="2")
+    assert drive.files == {"a": b"theirs", "b": b"second"}
+
+
+def test_what_is_left_alone_is_taken_back_for_nobody(scene: Scene, held: Held, drive: Drive) -> None:
+    other = scene.hold(allow=[f'http.*: "{drive.base}/**"'])
+    begun = datetime.now(UTC).isoformat()
+    held.rf.http.delete(f"{drive.base}/files/a")
+    drive.files["a"] = b"theirs"
+    other.rf.http.delete(f"{drive.base}/files/a")
+    words = ("--to", begun, "--start", "--json", "--data", str(scene.kernel.data))
+    done = console("rollback", "--all", *words)
+    assert done.returncode == 5, done.stderr
+    found = {one["agent"]: [c["target"] for c in one["conflicts"]] for one in json.loads(done.stdout)}
+    assert found == {held.id: [], other.id: [f"{drive.base}/files/a"]}
+    drive.files["a"] = b"new"
+    # What the first one did was not undone: made again it is recognised.
+    held.again()
+    assert held.rf.http.delete(f"{drive.base}/files/a").status == 204
+    assert drive.files["a"] == b"new"
+
+
 def test_a_target_that_fails_is_a_conflict(held: Held, drive: Drive) -> None:
     held.rf.http.delete(f"{drive.base}/files/a")
     drive.failing = True
@@ -201,6 +248,119 @@ def test_a_target_that_fails_is_a_conflict(held: Held, drive: Drive) -> None:
         drive.failing = False
     assert "503" in done["conflicts"][0]["reason"]
     assert "a" not in drive.files
+
+
+def test_what_two_did_in_turn_goes_back_to_before_the_first(scene: Scene, held: Held, drive: Drive) -> None:
+    """One puts back what lies among the points of the other."""
+    before = dict(drive.files)
+    other = scene.hold(allow=[f'http.*: "{drive.base}/**"'])
+    begun = datetime.now(UTC).isoformat()
+    held.rf.http.put(f"{drive.base}/files/a", data=b"mine")
+    held.rf.http.put(f"{drive.base}/files/new", data=b"mine")
+    other.rf.http.delete(f"{drive.base}/files/a")
+    done = console("rollback", "--all", "--to", begun, "--json", "--data", str(scene.kernel.data))
+    assert done.returncode == 0, done.stderr
+    found = {one["agent"]: one["changes"] for one in json.loads(done.stdout)}
+    assert [(c["target"], c["action"]) for c in found[other.id]] == [(f"{drive.base}/files/a", "restore")]
+    assert [(c["target"], c["action"]) for c in found[held.id]] == [(f"{drive.base}/files/new", "remove")]
+    assert drive.files == before
+
+
+def test_what_keeps_and_puts_back_has_its_part_of_the_rate(held: Held, drive: Drive) -> None:
+    held.rf.http.delete(f"{drive.base}/paced/files/a")
+    assert drive.asked == ["GET /v1/files/a", "DELETE /v1/files/a"]
+    # The third and the last one in this hour: a look at what stands there, and putting it back.
+    held.disconnect()
+    done = held.operator.ask("Rollback", agent=held.id, to="0", start=True)
+    assert (done["conflicts"], drive.asked[2:]) == ([], ["GET /v1/files/a", "PUT /v1/files/a"])
+    held.again()
+    refused = held.refused(QuotaExceeded, lambda: held.rf.http.delete(f"{drive.base}/paced/files/b"))
+    assert "has a turn in" in str(refused)
+    assert drive.asked[4:] == []
+    assert "b" in drive.files
+
+
+def test_what_is_refused_at_that_moment_is_taken_back_for_nobody(
+    scene: Scene, held: Held, drive: Drive
+) -> None:
+    """Of a joint rollback one puts back what both did. It can't, the kernel dies, and the next one carries the other's part out."""
+    kernel = scene.kernel
+    other = scene.hold(allow=[f'http.*: "{drive.base}/**"'])
+    begun = datetime.now(UTC).isoformat()
+    held.rf.http.put(f"{drive.base}/files/a", data=b"mine")
+    other.rf.http.put(f"{drive.base}/files/a", data=b"other")
+    drive.refused = "PUT"
+    kernel.arm("rollback:after_outcome")
+    asking = threading.Thread(target=roll_back, args=(scene, begun))
+    asking.start()
+    kernel.await_hit("rollback:after_outcome")
+    kernel.kill()
+    kernel.disarm("rollback:after_outcome")
+    asking.join()
+    kernel.start()
+    for one in (held, other):
+        eventually(
+            lambda one=one: scene.show(one.id)["waiting_for"] == "an operator, after a rollback", one.id
+        )
+    drive.refused = ""
+    assert drive.files["a"] == b"other"
+    # What the first one did was not undone: made again it is recognised. To go back again goes on where it was.
+    scene.operator.ask("Start", agent=held.id)
+    held.again()
+    assert held.rf.http.put(f"{drive.base}/files/a", data=b"mine").status == 201
+    assert drive.files["a"] == b"other"
+    scene.operator.ask("RollbackAll", to=begun)
+    assert drive.files == {"a": b"\x00 first", "b": b"second"}
+    # Now it is: made again it is sent.
+    scene.operator.ask("Start", agent=held.id)
+    held.again()
+    held.rf.http.put(f"{drive.base}/files/a", data=b"mine")
+    assert drive.files["a"] == b"mine"
+
+
+def roll_back(scene: Scene, to: str) -> None:
+    with contextlib.suppress(Refused):  # the kernel was killed under it
+        scene.operator.ask("RollbackAll", to=to)
+
+
+def test_what_destroys_has_to_name_what_makes_up_for_it(held: Held, drive: Drive) -> None:
+    url = f"{drive.base}/erase"
+    for data, kind in (
+        (b"name=a", "application/x-www-form-urlencoded"),
+        (b'{"name": "a"}', "text/plain"),
+        (b'{"other": "a"}', "application/json"),
+        (b'{"name": "a", "NAME": "b"}', "application/json"),
+    ):
+        error = held.refused(
+            SnapshotFailed,
+            lambda data=data, kind=kind: held.rf.http.post(url, data=data, headers={"content-type": kind}),
+        )
+        assert "make up for" in str(error)
+    held.refused(SnapshotFailed, lambda: held.rf.http.post(url))
+    assert drive.asked == []
+    held.rf.http.post(url, json={"name": "a"})
+    assert drive.asked == ["POST /v1/erase"]
+
+
+def test_a_base_that_moved_sends_no_credential_to_where_it_was(
+    scene: Scene, held: Held, drive: Drive
+) -> None:
+    held.rf.http.delete(f"{drive.base}/files/a")
+    before = list(drive.asked)
+    with Drive() as other:
+        scene.kernel.config.write_text(CONFIG.format(base=other.base))
+        try:
+            scene.operator.ask("Reload")
+            done = held.operator.ask("Rollback", agent=held.id, to="0")
+        finally:
+            scene.kernel.config.write_text(CONFIG.format(base=drive.base))
+            scene.operator.ask("Reload")
+            other.shutdown()
+        assert other.asked == []
+    assert [(c["target"], c["reason"]) for c in done["conflicts"]] == [
+        (f"{drive.base}/files/a", "it is no longer below `drive` in the kernel file")
+    ]
+    assert drive.asked == before
 
 
 @pytest.mark.fault

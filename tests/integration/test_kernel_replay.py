@@ -271,6 +271,7 @@ def test_purge_withholds_what_was_recorded(scene: Scene) -> None:
 
 
 def test_a_restored_checkpoint_that_was_damaged_is_refused(scene: Scene) -> None:
+    """C40: named with its schema version, never taken for none; the one before it is offered."""
     program = """
 import time
 from ringfence import agent

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from ringfence.kernel.operations.history import undo_document
+from ringfence.kernel.operations.rollbacks import undo_document
+from ringfence.kernel.rollback_cuts import Cut
 from ringfence.syscalls.errors import Fenced
 from support.heart import URL, Heart, heart_on
 from support.kernels import Refused, running
@@ -72,6 +73,6 @@ async def test_what_may_have_been_sent_is_listed_as_not_undoable(heart: Heart) -
     thread = await heart.adopted_again(thread)
     plans = heart.kernel.rollback.plans
     for cut, expected in ((0, [(2, "unknown"), (1, "ok")]), (1, [(2, "unknown")]), (2, [])):
-        undo = await plans.plan(thread, cut, None, 0)
+        undo = await plans.plan(thread, Cut(step=cut, parent=0, seen=0), None)
         document = undo_document(undo)["not_undoable"]
         assert [(call["step"], call["outcome"]) for call in document] == expected

@@ -74,6 +74,22 @@ def test_what_was_sent_after_the_cut_is_voided_unless_somebody_has_it(scene: Sce
     assert [receive(bob), receive(bob)] == ["anew", None]
 
 
+def test_what_it_sent_to_itself_is_gone_as_the_preview_says(scene: Scene) -> None:
+    ann = scene.hold(name="ann", allow=ALL)
+    ann.rf.now()
+    ann.rf.messages.send(ann.id, "taken")
+    assert receive(ann) == "taken"
+    ann.rf.messages.send(ann.id, "not yet")
+    preview = rollback(ann, 1, preview=True)
+    assert moved(preview) == [("void", f"to {ann.id}")] * 2
+    done = rollback(ann, 1)
+    assert (done["changes"], done["not_undoable"]) == (preview["changes"], preview["not_undoable"])
+    assert done["not_undoable"] == []
+    ann.again()
+    replayed(ann, 1)
+    assert receive(ann) is None
+
+
 def test_a_rollback_of_the_rollback_takes_and_sends_again_exactly_once(scene: Scene) -> None:
     ann, bob = scene.hold(name="ann", allow=ALL), scene.hold(name="bob", allow=ALL)
     ann.rf.messages.send(bob.id, "question")

@@ -163,6 +163,61 @@ def test_what_it_made_is_known_after_a_restart_and_not_after_a_rollback(scene: S
     held.refused(Denied, lambda: writer(held)("delete from stock where id = 1"))
 
 
+def test_a_table_is_its_own_only_with_all_its_rows(scene: Scene, admin: Admin) -> None:
+    held = scene.hold(allow=ALLOW, more=WHEN % "deny")
+    write = writer(held)
+    admin.execute("delete from twin; drop table if exists mine")
+    for table in ("stock", "twin"):
+        held.refused(Denied, lambda table=table: write(f"drop table {table}"))
+    write("create table mine (id int primary key)")
+    write("insert into mine values (1)")
+    admin.execute("insert into mine values (2)")
+    held.refused(Denied, lambda: write("drop table mine"))
+    admin.execute("delete from mine where id = 2")
+    write("drop table mine")
+    assert admin.execute("select to_regclass('mine')") == [(None,)]
+
+
+def test_tables_go_back_and_a_column_is_asked_about(scene: Scene, admin: Admin) -> None:
+    held = scene.hold(allow=ALLOW)
+    write = writer(held)
+    admin.execute("drop table if exists mine")
+    write("create table mine (id int primary key)")
+    write("drop table stock")
+    step = held.last()
+    assert (step["effect"], step["verdict"], step["outcome"]) == ("DESTROY", "allow", "ok")
+    worker = held.rf.thread(lambda: write("alter table twin drop column n"))
+    eventually(lambda: bool(held.operator.ask("Approvals", agent=held.id)["approvals"]), "nothing asks")
+    (approval,) = held.operator.ask("Approvals", agent=held.id)["approvals"]
+    assert approval["detail"]["undo"].startswith("can't be undone: the column `n` of `twin` goes")
+    assert admin.execute("select n from twin") == [(0,)]
+    held.operator.ask("Approve", id=approval["id"])
+    eventually(lambda: worker.done, "the approved call does not end")
+    worker.result()
+    assert admin.execute("select * from twin") == [(0,)]
+    found = held.operator.ask("Diff", agent=held.id)
+    assert [(row["target"], row["kind"]) for row in found["rows"]] == [
+        ("shop/mine", "created"),
+        ("shop/stock", "removed"),
+    ]
+    preview = held.operator.ask("Rollback", agent=held.id, to="0", preview=True)
+    done = held.operator.ask("Rollback", agent=held.id, to="0")
+    for told in (preview, done):
+        assert {(one["kind"], one["target"], one["action"]) for one in told["changes"]} == {
+            ("table", "shop/stock", "create"),
+            ("table", "shop/mine", "remove"),
+        }
+        assert told["conflicts"] == []
+        assert [(one["resource"], one["effect"]) for one in told["not_undoable"]] == [
+            ("shop/twin", "DESTROY")
+        ]
+    assert stock(admin) == [(0, 0)]
+    assert admin.execute("select to_regclass('mine')") == [(None,)]
+    # And forth: the rollback has a point of its own.
+    held.operator.ask("Rollback", agent=held.id, to=str(step["step"]))
+    assert admin.execute("select to_regclass('stock'), to_regclass('mine')::text") == [(None, "mine")]
+
+
 def test_asking_without_a_call_knows_no_rows(scene: Scene) -> None:
     held = scene.hold(allow=ALLOW, more=WHEN % "deny")
     told = held.operator.ask("PolicyCanI", agent=held.id, action="sql.write", resource="shop/stock")

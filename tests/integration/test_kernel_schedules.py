@@ -212,7 +212,7 @@ def test_a_run_can_be_rolled_back_and_gone_on_with(scene: Scene) -> None:
     run_once(scene, agent)
     run_once(scene, agent)
     first, second = (scene.live(agent) / "runs").read_text().split()
-    with pytest.raises(Refused, match="not on its present branch"):
+    with pytest.raises(Refused, match="not on a branch of its present run"):
         scene.operator.ask("Rollback", agent=agent, to="1")
     scene.operator.ask("Rollback", agent=agent, to="p3")
     assert (scene.live(agent) / "runs").read_text().split() == [first]

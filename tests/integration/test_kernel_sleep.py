@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from ringfence.kernel.timers import STORM
 from support.kernels import Refused, eventually
 from support.scenes import Scene, scene_of_its_own
 
@@ -92,6 +93,21 @@ def test_it_wakes_by_itself_and_repeats_nothing(scene: Scene, boot: str) -> None
     assert sorted(actions) == sorted(["fs.append", "sleep", "fs.append"] + ["sleep"] * (boot == "async"))
 
 
+def test_sleepers_that_wake_together_sleep_once_and_go_on_at_their_time(scene: Scene) -> None:
+    """They are started before it, and are not put to sleep again for what is left."""
+    until = (datetime.now(UTC) + timedelta(seconds=8)).timestamp()
+    text = program(f"rf.sleep(max(0, {until} - rf.now().timestamp()))\nprint(json.dumps(time.time()))")
+    agents = [scene.submit(text, allow=RULES, more=LINGER) for _ in range(STORM)]
+    for agent in agents:
+        scene.await_end(agent)
+        assert starts(scene, agent) <= 2
+        events = [row["action"] for row in scene.operator.stream("Audit", agent=agent)]
+        assert events.count("agent.sleep") <= 1
+    told = [float(word) for agent in agents for word in scene.said(agent) if word != "start"]
+    assert len(told) == len(agents)
+    assert min(told) >= until - 0.001
+
+
 def test_a_sleep_shorter_than_linger_keeps_its_process(scene: Scene) -> None:
     agent = scene.submit(program("rf.sleep(0.6)"), allow=RULES, more="approvals: {linger: 500ms}")
     scene.await_end(agent)
@@ -126,6 +142,37 @@ def test_a_program_without_the_library_keeps_its_process(scene: Scene) -> None:
     stream.receive()
     assert scene.show(held.id)["process"] == "live"
     stream.close()
+
+
+def test_who_slept_past_an_approvals_end_is_denied_once_and_a_person_has_it_ask_anew(scene: Scene) -> None:
+    """C32: its process is ended before the approval is; replay has to find the refusal."""
+    agent = scene.submit(
+        program(
+            "try:\n"
+            "    rf.fs.write_text('a', '1')\n"
+            "except agent.Denied as denied:\n"
+            "    print(json.dumps(str(denied)), flush=True)\n"
+            "    sys.exit(3)"
+        ),
+        ask=['fs.write: "/workspace/**"'],
+        more="approvals: {expire: 2s, linger: 200ms}\nrestart: {policy: on-failure, max: 1}",
+    )
+    eventually(lambda: scene.show(agent)["state"] == "failed", f"it never ended: {scene.show(agent)}")
+    asked = "select a.state from approvals a join agents g on g.key = a.agent where g.id = %s order by a.key"
+    assert scene.sql(asked, agent) == [("expired",)]
+    # Started, woken, and once more as its manifest has it: the same answer each time it came so far.
+    said = scene.said(agent)
+    assert said[0] == "start"
+    assert said[-4:-2] == said[-2:] == ["start", said[-1]]
+    assert "nobody answered approval" in said[-1]
+    assert "agent.sleep" in [row["action"] for row in scene.operator.stream("Audit", agent=agent)]
+    scene.operator.ask("Start", agent=agent)
+    eventually(lambda: len(scene.sql(asked, agent)) == 2, "it does not ask anew")
+    (waits,) = scene.operator.ask("Approvals", agent=agent)["approvals"]
+    scene.operator.ask("Approve", id=waits["id"])
+    eventually(lambda: scene.show(agent)["state"] == "done", "it does not go on")
+    assert (scene.live(agent) / "a").read_text() == "1"
+    assert scene.sql(asked, agent) == [("expired",), ("approved",)]
 
 
 def test_kill_pause_resume_and_start_of_a_sleeping_agent(scene: Scene) -> None:

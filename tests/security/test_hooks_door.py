@@ -199,7 +199,7 @@ async def test_who_has_not_the_key_is_answered_as_if_there_were_no_hook(door: Do
     for headers in (
         {},
         signed(door.keys["ci"], body, at=now - 301),
-        signed(door.keys["ci"], body, at=now + 301),
+        signed(door.keys["ci"], body, at=now + 330),
     ):
         status, said, _ = await door.post("ci", "build", body, headers)
         assert (status, said["error"]["reason"]) == (401, "BadSignature")

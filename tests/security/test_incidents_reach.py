@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ringfence.agent import Denied, InvalidRequest, NoSuchResource, SnapshotFailed, Stale
+from ringfence.agent import Denied, InvalidRequest, NoSuchResource, Stale
 from support.incidents import World, explained, world
 from support.kernels import eventually
 from support.scenes import Held
@@ -36,7 +36,7 @@ except OSError as error:
 
 
 def test_a_stray_token_is_good_for_nothing(here: World) -> None:
-    """A routine job in staging met a wrong credential, looked for another one, and deleted a volume with all its backups."""
+    """C62: a routine job in staging met a wrong credential, looked for another one, and deleted a volume with all its backups."""
     held = here.scene.hold(
         allow=[
             'fs.read: "/workspace/**"',
@@ -79,10 +79,19 @@ def test_a_stray_token_is_good_for_nothing(here: World) -> None:
     assert here.delivered() == before
 
 
-def test_a_destruction_that_can_not_be_undone_is_not_sent_even_where_a_rule_allows_it(here: World) -> None:
+def test_a_destruction_that_can_not_be_undone_is_asked_even_where_a_rule_allows_it(here: World) -> None:
     held = here.scene.hold(allow=[f'http.*: "{here.base}/v1/**"'])
     before = here.delivered()
-    held.refused(SnapshotFailed, lambda: held.rf.http.delete(f"{here.base}/v1/staging/volumes/7"))
+    call = held.rf.thread(lambda: held.rf.http.delete(f"{here.base}/v1/staging/volumes/7"))
+    found: list[Any] = []
+    eventually(
+        lambda: found.extend(held.operator.ask("Approvals", agent=held.id)["approvals"]) or bool(found),
+        "nobody was asked",
+    )
+    assert found[0]["detail"]["undo"].startswith("can't be undone")
+    held.operator.ask("Deny", id=found[0]["id"], reason="a volume with its backups")
+    with pytest.raises(Denied):
+        call.result()
     assert here.delivered() == before
 
 

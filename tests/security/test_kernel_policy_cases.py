@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,6 +108,78 @@ def test_a_compound_command_names_the_part_that_is_not_allowed(scene: Scene) -> 
     assert "touch" in row["body"]
     # And a rule for one word is no rule for a line that begins with it.
     held.refused(Denied, lambda: held.rf.exec.run(["cd /workspace && touch x"]))
+
+
+# -- redirections: a second door to files -----------------------------------------------------------------------------
+
+OPENS = [
+    (["sh", "-c", "echo a >.env"], "deny", 'fs.*: "/workspace/.env"'),
+    (["bash", "-c", "echo a 2>>./.env"], "deny", 'fs.*: "/workspace/.env"'),
+    (["env", "X=1", "nice", "sh", "-c", "true; sh -c 'echo a &>/workspace/.env'"], "deny", "/workspace/.env"),
+    (["sh", "-c", "cat <<E\n$(echo a >|.env)\nE"], "deny", "/workspace/.env"),
+    (["sh", "-c", "exec 3<>.env"], "deny", "/workspace/.env"),
+    (["sh", "-c", "cat <.env"], "deny", "/workspace/.env"),
+    (["sh", "-c", "cd lead && echo a >.env"], "deny", "nothing allows fs.write on `/workspace/sub/.env`"),
+    (["sh", "-c", "echo a >lost/b"], "deny", "nothing allows fs.write on `/workspace/lost/b`"),
+    (["sh", "-c", "cat <asked"], "ask", 'fs.read: "/workspace/asked"'),
+    (["sh", "-c", "cat <(ls)"], "ask", "are not followed"),
+    (["sh", "-c", "echo a >$x"], "ask", "is not written out"),
+    (["sh", "-c", "cat <a >out/b 2>/dev/null; cat <<E >>out/b\n>.env\nE"], "allow", 'exec.run: "*"'),
+]
+
+
+@pytest.fixture(scope="module")
+def doors(scene: Scene) -> Held:
+    """May run anything, write below `out`, and never touch `.env`."""
+    held = scene.hold(
+        allow=['exec.run: "*"', 'fs.read: "/workspace/**"', 'fs.write: "/workspace/out/**"'],
+        ask=['fs.read: "/workspace/asked"'],
+        deny=['fs.*: "/workspace/.env"'],
+        files={"a": "a", "asked": "b", "sub/c": "c", "out/x": "x"},
+    )
+    (held.live / "lead").symlink_to("sub")
+    return held
+
+
+@pytest.mark.parametrize(("argv", "verdict", "said"), OPENS, ids=lambda v: str(v)[:40])
+def test_a_redirection_is_judged_before_the_start_and_every_door_says_the_same(
+    doors: Held, argv: list[str], verdict: str, said: str
+) -> None:
+    asked = doors.operator.ask("PolicyCanI", agent=doors.id, action="exec.run", resource=shlex.join(argv))
+    assert (asked["verdict"], said in asked["reason"]) == (verdict, True), asked
+    result = run(doors, argv)
+    step = doors.last()
+    told = doors.operator.ask("PolicyExplain", agent=doors.id, step=step["step"])
+    assert step["verdict"] == told["verdict"] == verdict
+    if verdict == "deny":
+        assert isinstance(result, Denied)
+        assert result.message == told["reason"] == asked["reason"]
+        # Nothing was started: no sandbox, and no point.
+        assert told["point"] is None
+        assert not (doors.live / ".env").exists()
+    else:
+        assert not isinstance(result, RingfenceError), result
+
+
+def test_who_is_asked_about_a_redirection_that_writes_sees_what_was_written(scene: Scene) -> None:
+    held = scene.hold(allow=['exec.run: "*"'], ask=['fs.write: "/workspace/**"'], files={"a": "before\n"})
+    argv = ["sh", "-c", "echo after >a"]
+    can = held.operator.ask("PolicyCanI", agent=held.id, action="exec.run", resource=shlex.join(argv))
+    assert can["verdict"] == "ask"
+    worker = held.rf.thread(lambda: held.rf.exec.run(argv))
+
+    def waiting() -> list[Any]:
+        return held.operator.ask("Approvals", agent=held.id)["approvals"]
+
+    eventually(lambda: bool(waiting()), "nobody is asked")
+    (one,) = waiting()
+    shown = held.operator.ask("ApprovalShow", id=one["id"])
+    assert "-before" in json.dumps(shown)
+    assert "+after" in json.dumps(shown)
+    held.operator.ask("Approve", id=one["id"])
+    assert worker.result().changed == ("/workspace/a",)
+    assert (held.live / "a").read_text() == "after\n"
+    assert waiting() == []
 
 
 # -- C06 --------------------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ class Env:
     policy: AgentPolicy
     agent: str = "a1"
     disk_bytes: int = 1 << 30
+    direct: None = None
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:

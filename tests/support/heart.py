@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +28,7 @@ from ringfence.kernel.journal.writer import Journal
 from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.outcomes import Request
 from ringfence.kernel.ownership import Ownership
+from ringfence.kernel.parking import parker
 from ringfence.kernel.processes import Processes
 from ringfence.kernel.resources import Resources
 from ringfence.kernel.retention import Retention
@@ -139,6 +140,17 @@ class Heart:
         self.dispatcher = Dispatcher(kernel.core)
         self.post, self.get, self.read = (scripts[a] for a in ("http.post", "http.get", "fs.read"))
         self._tasks: list[asyncio.Task[Answer]] = []
+        self._parks: set[asyncio.Task[None]] = set()
+
+    def parker(self, thread: Thread) -> Callable[[Thread, Answer], Coroutine[Any, Any, None]]:
+        """What the door of a thread's present start was given to park it with."""
+
+        def spawn(work: Coroutine[Any, Any, None]) -> None:
+            task = asyncio.create_task(work)
+            self._parks.add(task)
+            task.add_done_callback(self._parks.discard)
+
+        return parker(self.processes, thread, spawn)
 
     async def agent(
         self,
@@ -232,6 +244,7 @@ class Heart:
         return [(row.step, row.outcome) for row in rows if row.outcome]
 
     async def close(self) -> None:
+        await self.kernel.rollback.close()
         for thread in list(self.core.threads.values()):
             async with thread.operation:
                 await self.processes.end_program(thread)
@@ -246,8 +259,8 @@ async def heart_on(
 ) -> AsyncGenerator[Heart]:
     """A heart on a database; `clocks` are those of its scheduler."""
     layout = Layout(data=directory / "d", run=directory / "r")
-    layout.run.mkdir(parents=True)
-    layout.data.mkdir()
+    layout.run.mkdir(parents=True, exist_ok=True)
+    layout.data.mkdir(exist_ok=True)
     file = directory / "kernel.yaml"
     file.write_text(config or "apiVersion: ringfence/v1\nkind: Kernel\nspec: {}\n")
     table = dict(build_table())

@@ -51,6 +51,11 @@ def work():
     elif name == "model":
         said = rf.llm.complete(model="m", messages=[{"role": "user", "content": "count"}], max_tokens=100, stream=True)
         rf.fs.append_text("said.txt", said.text)
+    elif name == "take":
+        rf.claim(job["id"], 600)
+    elif name in ("renew", "release"):
+        claim = rf.claim(job["id"], 600)
+        claim.renew(3600) if name == "renew" else claim.release()
     elif name == "timer":
         rf.sleep(0.5)
         rf.fs.append_text("counted.txt", "x")
@@ -79,6 +84,7 @@ spec:
       - messages.*: "*"
       - memory.*: "**"
       - artifacts.*: "*"
+      - claim.*: "**"
       - spawn: "*"
       - llm.complete: m
   restart: {{policy: on-failure, max: 5}}
@@ -114,6 +120,9 @@ ACTIONS = {
     "receive": "messages.receive",
     "memory": "memory.append",
     "artifact": "artifacts.put",
+    "take": "claim.take",
+    "renew": "claim.renew",
+    "release": "claim.release",
     "timer": "sleep",
     "spawn": "spawn",
     "model": "llm.complete",
@@ -125,6 +134,8 @@ ACTIONS = {
     "keyed-asked": "http.post",
     "unknown-asked": "http.post",
 }
+FIRST = {"renew", "release"}
+"""They come to their point through a call that others are to stand at."""
 ASKED = {
     "delete-asked": 'fs.delete: "/workspace/tree/**"',
     "exec-asked": 'fs.*: "/workspace/doomed.txt"',
@@ -162,7 +173,7 @@ POINTS = (
     # Where a part of a streamed reply has come.
     "mid_stream",
 )
-ATOMIC = {"state", "put", "send", "receive", "memory", "artifact", "spawn"}
+ATOMIC = {"state", "put", "send", "receive", "memory", "artifact", "take", "renew", "release", "spawn"}
 NO_INTENT = {"read"}
 READS = {"get", "select"}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from support.databases import Server, server
-from support.jobs import ACTIONS, ASKED, CONFIG, MANIFEST, WORKSPACE, kind_of, passes
+from support.jobs import ACTIONS, ASKED, CONFIG, FIRST, MANIFEST, WORKSPACE, kind_of, passes
 from support.kernels import KernelProcess, eventually
 from support.model import ModelHost
 from support.scenes import short_directory
@@ -128,8 +128,10 @@ class Column:
 
     def run(self) -> Result:
         """Everything in order."""
-        self.submit()
-        self.await_hits()
+        first = [name for name in self.names if name in FIRST]
+        for names in filter(None, (first, [name for name in self.names if name not in FIRST])):
+            self.submit(names)
+            self.await_hits(names)
         if self.mode == "replaying":
             self.cut_and_come_again()
         self.kill()
@@ -145,18 +147,18 @@ class Column:
             self.finish(name)
         return self.result
 
-    def submit(self) -> None:
+    def submit(self, names: Sequence[str]) -> None:
         base, plain = self.ground.keyed.base, self.ground.plain.base
         with self.ground.target() as connection:
-            for name in self.names:
+            for name in names:
                 if kind_of(name) == "remove":
                     connection.execute(
                         "insert into stock (agent) select %s from generate_series(1, 3)", [self.ids[name]]
                     )
-        peer = self.peer() if "send" in self.names else ""
-        for action in {ACTIONS[name] for name in self.names}:
+        peer = self.peer() if "send" in names else ""
+        for action in {ACTIONS[name] for name in names}:
             self.kernel.arm(f"{action}:{self.point}")
-        for name in self.names:
+        for name in names:
             manifest = MANIFEST.format(name=self.ids[name], base=base, plain=plain)
             if name in ASKED:
                 manifest = manifest.replace("  restart:", f"    ask: [{{{ASKED[name]}}}]\n  restart:")
@@ -176,9 +178,9 @@ class Column:
 
     # -- the cut ------------------------------------------------------------------------------------------------------
 
-    def await_hits(self) -> None:
+    def await_hits(self, names: Sequence[str]) -> None:
         """Every agent stands at the point: its second call is under way and goes no further."""
-        for name in self.names:
+        for name in names:
             eventually(lambda name=name: self.standing(name), f"{name} did not come to {self.point}")
 
     def standing(self, name: str) -> bool:
@@ -244,7 +246,8 @@ class Column:
             self.settle(name)
             ended = self.ended(name)
         if ended != "done":
-            self.result.stuck.append(f"{where} is {ended}")
+            why = self.kernel.operator.ask("Show", agent=self.agents[name])["error"]
+            self.result.stuck.append(f"{where} is {ended}: {why}" if why else f"{where} is {ended}")
             return
         times = Tally(self.ground, name, self.ids[name], self.agents[name]).times()
         if times > 1:

@@ -9,9 +9,37 @@ import contextlib
 import json
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A tool that a model asks for.
+
+    Attributes:
+        arguments: by name; or the text that a tool without a schema takes (the responses protocol has such).
+        namespace: that of the tool, where the protocol has them.
+    """
+
+    name: str
+    arguments: dict[str, Any] | str
+    id: str = "c1"
+    namespace: str = ""
+
+    @property
+    def text(self) -> str:
+        """The arguments as they are written in a reply."""
+        return (
+            self.arguments
+            if isinstance(self.arguments, str)
+            else json.dumps(self.arguments, separators=(",", ":"))
+        )
+
+
+LOOK = Call(name="look", arguments={"a": 1})
 
 
 @dataclass
@@ -25,6 +53,8 @@ class Turn:
         cut_after: parts after which the connection is torn; None: it ends well.
         garbage_after: parts of a stream after which one comes that is no JSON; None: none does.
         hold: waits for `go` after the first part, or before a whole reply.
+        tool: asks for the tool `look`, after a thought where the protocol has them.
+        calls: asks for these.
     """
 
     words: tuple[str, ...] = ("Good ", "day.")
@@ -36,8 +66,13 @@ class Turn:
     hold: bool = False
     finish: str | None = "stop"
     tool: bool = False
+    calls: tuple[Call, ...] = ()
     last_error: str = ""
     garbage_after: int | None = None
+
+    @property
+    def called(self) -> tuple[Call, ...]:
+        return self.calls or ((LOOK,) if self.tool else ())
 
 
 @dataclass
@@ -105,17 +140,20 @@ class ModelHost:
 
     def _turn(self, handler: BaseHTTPRequestHandler, raw: bytes) -> Turn:
         now = time.monotonic()
+        body = json.loads(raw) if raw else {}
         with self._lock:
             if self.storm_s and self.storm_until is None:
                 self.storm_until = now + self.storm_s
-            if self.storm_until is not None and now < self.storm_until:
-                turn = self.storm
-            else:
-                turn = self.turns.pop(0) if len(self.turns) > 1 else self.turns[0]
+            raging = self.storm_until is not None and now < self.storm_until
+            turn = self.storm if raging else self._next(body)
             headers = {name.lower(): value for name, value in handler.headers.items()}
-            body = json.loads(raw) if raw else {}
             self.asked.append(Asked(now, handler.path, headers, body, turn.status))
         return turn
+
+    def _next(self, body: dict[str, Any]) -> Turn:
+        """What answers a request; here the next of the script, whatever it asks."""
+        del body
+        return self.turns.pop(0) if len(self.turns) > 1 else self.turns[0]
 
     def _answer(self, handler: BaseHTTPRequestHandler, turn: Turn, body: dict[str, Any]) -> None:
         if turn.status != 200 or turn.body is not None:
@@ -143,17 +181,22 @@ class ModelHost:
 
     def _whole(self, turn: Turn, body: dict[str, Any]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(turn.words)}
-        if turn.tool:
-            call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a":1}'}}
-            message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        if turn.called:
+            message = {"role": "assistant", "content": None, "tool_calls": _tool_calls(turn)}
         reply: dict[str, Any] = {
             "id": "r1",
+            "object": "chat.completion",
+            "created": 1,
             "model": body.get("model"),
             "choices": [{"index": 0, "message": message, "finish_reason": turn.finish}],
         }
         if turn.usage is not None:
             prompt, completion = turn.usage
-            reply["usage"] = {"prompt_tokens": prompt, "completion_tokens": completion}
+            reply["usage"] = {
+                "prompt_tokens": prompt,
+                "completion_tokens": completion,
+                "total_tokens": prompt + completion,
+            }
         return reply
 
     def _stream(self, handler: BaseHTTPRequestHandler, turn: Turn, body: dict[str, Any]) -> None:
@@ -164,23 +207,19 @@ class ModelHost:
         chunks = [
             {"choices": [{"index": 0, "delta": {"role": "assistant", "content": w}}]} for w in turn.words
         ]
-        if turn.tool:
-            parts = [
-                {
-                    "index": 0,
-                    "id": "c1",
-                    "type": "function",
-                    "function": {"name": "look", "arguments": '{"a"'},
-                },
-                {"index": 0, "function": {"arguments": ":1}"}},
+        if turn.called:
+            deltas = _call_parts(turn)
+            chunks = [
+                *(chunks if turn.calls else []),
+                *({"choices": [{"index": 0, "delta": {"tool_calls": [d]}}]} for d in deltas),
             ]
-            chunks = [{"choices": [{"index": 0, "delta": {"tool_calls": [part]}}]} for part in parts]
         for number, chunk in enumerate(chunks):
             if turn.cut_after == number:
                 self._tear(handler)
                 return
             garbage = "{not json\n\ndata: " if turn.garbage_after == number else ""
-            self._event(handler, garbage + json.dumps({"model": body.get("model"), **chunk}))
+            head = {"id": "r1", "object": "chat.completion.chunk", "created": 1, "model": body.get("model")}
+            self._event(handler, garbage + json.dumps({**head, **chunk}))
             if number == 0:
                 self._wait(turn)
         if turn.last_error:
@@ -216,3 +255,18 @@ class ModelHost:
         self.server.shutdown()
         self.server.server_close()
         self._thread.join()
+
+
+def _tool_calls(turn: Turn) -> list[dict[str, Any]]:
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
+        for call in turn.called
+    ]
+
+
+def _call_parts(turn: Turn) -> Iterator[dict[str, Any]]:
+    for index, call in enumerate(_tool_calls(turn)):
+        text = call["function"]["arguments"]
+        head, tail = text[: len(text) // 2], text[len(text) // 2 :]
+        yield {**call, "index": index, "function": {**call["function"], "arguments": head}}
+        yield {"index": index, "function": {"arguments": tail}}

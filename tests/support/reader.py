@@ -9,10 +9,11 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from support.kernels import eventually
+from support.kernels import Operator, eventually
 from support.target import Target
 
 TESTED_ELSEWHERE = {"ringfence demo": "test_demo.py"}
@@ -129,12 +130,23 @@ class Reader:
     def ask(self, line: str) -> Any:
         return json.loads(self.shell(f"ringfence {line} --json"))
 
-    def await_state(self, agent: str, state: str, waits: str = "") -> None:
-        def there() -> bool:
-            shown = self.ask(f"show {agent}")
-            return shown["state"] == state and (shown["waiting_for"] or "").startswith(waits)
+    @contextlib.contextmanager
+    def operator(self) -> Iterator[Operator]:
+        """The kernel's own door, for what is asked over and over: each command is a process."""
+        operator = Operator(json.loads((self.home / "d" / "kernel.json").read_text())["listen"])
+        try:
+            yield operator
+        finally:
+            operator.close()
 
-        eventually(there, f"{agent} is not {state}")
+    def await_state(self, agent: str, state: str, waits: str = "") -> None:
+        with self.operator() as operator:
+
+            def there() -> bool:
+                shown = operator.ask("Show", agent=agent)
+                return shown["state"] == state and (shown["waiting_for"] or "").startswith(waits)
+
+            eventually(there, f"{agent} is not {state}")
 
     def order(self, document: dict[str, Any]) -> None:
         (self.home / "order.json").write_text(json.dumps(document))
@@ -142,12 +154,13 @@ class Reader:
     def waiting(self) -> str:
         """The id of the approval that waits; there is one."""
         found: list[str] = []
+        with self.operator() as operator:
 
-        def there() -> bool:
-            found[:] = [waits["id"] for waits in self.ask("approvals ls")]
-            return len(found) == 1
+            def there() -> bool:
+                found[:] = [waits["id"] for waits in operator.ask("Approvals")["approvals"]]
+                return len(found) == 1
 
-        eventually(there, "no approval waits")
+            eventually(there, "no approval waits")
         return found[0]
 
     def last_unknown(self) -> int:

@@ -114,6 +114,23 @@ class Tally:
             len(found) if there and {(name, digest) for name, _, digest in found} == {("counted", ref)} else 0
         )
 
+    def _take(self) -> int:
+        return self._claim(1, 600)
+
+    def _renew(self) -> int:
+        return self._claim(601, 3600)
+
+    def _release(self) -> int:
+        return self._claim(0, 0)
+
+    def _claim(self, least_s: float, most_s: float) -> int:
+        """How often it was taken, if its last call left it with so much time; a free one has none."""
+        found = self._asked(
+            "select fence, coalesce(extract(epoch from until - clock_timestamp())::float8, 0) from claims where key = %s",
+            self.ident,
+        )
+        return found[0][0] if found and least_s <= found[0][1] <= most_s else 0
+
     def _spawn(self) -> int:
         born = self._rows(
             "select c.id, c.key from kin k join agents c on c.key = k.child join agents p on p.key = k.parent "

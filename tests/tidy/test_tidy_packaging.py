@@ -30,7 +30,7 @@ def locked(name: str) -> dict[str, tuple[str, int]]:
     return found
 
 
-@pytest.mark.parametrize("name", LOCKS)
+@pytest.mark.parametrize("name", [*LOCKS, "examples/requirements.lock"])
 def test_locks_pin_every_package_by_hash_and_name_no_place(name):
     packages = locked(name)
     assert packages
@@ -84,6 +84,7 @@ def test_the_wheel_holds_every_source_and_nothing_else(tmp_path):
         "ringfence",
         "rf",
         "rf-call",
+        "rf-mcp",
     }
     assert any(name.endswith(".sql") for name in inside)
     assert "ringfence/__init__.py" not in inside

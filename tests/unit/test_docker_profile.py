@@ -61,6 +61,19 @@ def test_both_filters_say_the_same_of_every_call(machine: str) -> None:
     assert compared > 800
 
 
+@pytest.mark.parametrize("machine", sorted(TABLES))
+def test_both_say_the_same_where_there_are_doors(machine: str) -> None:
+    document = json.loads(profile(tcp=True))
+    program = seccomp.program(tcp=True, machine=machine)
+    number = calls.numbers(TABLES[machine])["socket"]
+    for family in (0, 1, 2, 10, 16, 17, 1 << 32 | 2):
+        for kind in (0, 1, 2, 3, 5, 1 | 0o2004000, 2 | 0o2000000, 1 << 32 | 1):
+            for protocol in (0, 1, 6, 17, 132, 262, 1 << 32 | 6):
+                values = (family, kind, protocol)
+                native = judge(program, ARCH[machine], number, *values)
+                assert _verdicts(document, "socket", values) == {native}, values
+
+
 def test_what_is_in_no_list_is_refused() -> None:
     document = json.loads(profile())
     assert document["defaultAction"] == "SCMP_ACT_ERRNO"

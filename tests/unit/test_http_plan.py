@@ -120,14 +120,14 @@ PAYMENTS = resource(
         ("POST", "/pay", None, False),
         ("POST", "/search", None, False),
         ("POST", "/other", None, False),
-        ("DELETE", "/users/1", Effect.DESTROY, True),
-        ("DELETE", "", Effect.DESTROY, True),
+        ("DELETE", "/users/1", Effect.DESTROY, False),
+        ("DELETE", "", Effect.DESTROY, False),
         ("GET", "/pay", None, True),
         ("GET", "/trigger/x", Effect.EXTERNAL, True),
         ("GET", "/trigger/x/y", None, True),
         ("GET", "/touch", Effect.EXTERNAL, True),
-        ("POST", "/wipe", Effect.DESTROY, True),
-        ("POST", "/wipe/", Effect.DESTROY, True),
+        ("POST", "/wipe", Effect.DESTROY, False),
+        ("POST", "/wipe/", Effect.DESTROY, False),
         ("HEAD", "/wipe", Effect.DESTROY, True),
     ],
 )
@@ -136,6 +136,11 @@ def test_the_first_declared_effect_counts_and_never_lowers_the_rows(
 ) -> None:
     found = plan(method, "http://127.0.0.1:9000/api" + path, PAYMENTS)
     assert (found.effect, found.idempotent) == (effect, idempotent)
+    if effect is Effect.DESTROY:
+        assert (
+            found.no_return
+            == f"can't be undone: the resource `payments` declares no `undo` for this {method}"
+        )
 
 
 def test_a_key_makes_a_post_repeatable() -> None:

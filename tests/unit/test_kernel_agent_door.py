@@ -23,6 +23,7 @@ from ringfence.kernel.server.talk import Talk
 from ringfence.kernel.server.unary import Unary
 from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
+from ringfence.policy.manifest_types import Restart
 from ringfence.syscalls.errors import InvalidRequest
 from ringfence.syscalls.table import build_table
 from ringfence.v1 import syscalls_pb2 as pb
@@ -37,7 +38,8 @@ THREAD = cast(
         live_lanes=0,
         waits=[],
         record=SimpleNamespace(thread="t"),
-        replay=SimpleNamespace(checkpoint=None, first_step=1),
+        manifest=SimpleNamespace(restart=Restart()),
+        replay=SimpleNamespace(checkpoint=None, first_step=1, last={}),
         releases=None,
         token_matches="right".__eq__,
     ),
@@ -171,3 +173,17 @@ async def test_an_answer_that_can_not_be_sent_is_told_as_that() -> None:
     assert (told.id, told.step, told.failure.reason) == (7, 3, "Internal")
     # It gives back all that it held, also the place of a read.
     assert len(began) == READS_MAX + 1
+
+
+async def test_a_door_that_closes_late_leaves_that_of_its_successor(tmp_path: Path) -> None:
+    """As of a kernel that was taken over from while it stood still."""
+    doors = [AgentDoor(THREAD, cast("Any", None), nobody, Descriptors()) for _ in range(2)]
+    place = tmp_path / "a1"
+    await doors[0].open(place, {}, None)
+    (place / SOCKET).unlink()
+    place.rmdir()
+    await doors[1].open(place, {}, None)
+    await doors[0].close()
+    assert (place / SOCKET).is_socket()
+    await doors[1].close()
+    assert not place.exists()

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from ringfence.kernel.journal.types import AgentKey
-from ringfence.kernel.timers import LOOK_S, Purpose, Timers
+from ringfence.kernel.timers import LOOK_S, START_S, STORM, Purpose, Timers
 
 T0 = datetime(2026, 3, 1, 12, tzinfo=UTC)
 A, B = AgentKey(1), AgentKey(2)
@@ -93,3 +93,64 @@ async def test_a_clock_that_is_slewed_is_none_that_was_set(clocks: Clocks) -> No
         clocks.now += timedelta(seconds=0.2)
         assert await clocks.passes(30) == []
     assert clocks.steps == []
+
+
+class Ahead:
+    """Who is told before their time."""
+
+    def __init__(self, clocks: Clocks) -> None:
+        self.told: list[AgentKey] = []
+        clocks.timers.early = self._early
+
+    async def _early(self, key: AgentKey, _at: datetime) -> None:
+        self.told.append(key)
+
+
+async def test_those_that_wake_together_are_told_before_once_and_are_due_all_the_same(clocks: Clocks) -> None:
+    ahead = Ahead(clocks)
+    keys = [AgentKey(n) for n in range(1, STORM * 3)]
+    for key in keys:  # nearly together
+        clocks.timers.set("wake", key, T0 + timedelta(seconds=60, milliseconds=key))
+    clocks.timers.set("fire", A, T0 + timedelta(seconds=60))
+    assert clocks.timers.look() == LOOK_S
+    assert await clocks.passes(49) == []
+    assert ahead.told == []
+    assert 0 < clocks.timers.look() < 1.1
+    assert await clocks.passes(1) == []
+    assert clocks.timers.look() < 1.0
+    assert await clocks.passes(9.4) == []
+    for _ in keys:
+        await asyncio.sleep(0)
+    assert ahead.told
+    assert ahead.told == keys[: len(ahead.told)]
+    due = await clocks.passes(2)
+    assert sorted(key for purpose, key in due if purpose == "wake") == keys
+    assert ahead.told == keys[: len(ahead.told)]
+
+
+async def test_those_that_come_one_after_the_other_are_woken_when_it_is_time(clocks: Clocks) -> None:
+    ahead = Ahead(clocks)
+    for key in range(1, 10 * STORM):
+        clocks.timers.set("wake", AgentKey(key), T0 + timedelta(seconds=20 + key * START_S * 1.1))
+    await clocks.passes(19)
+    assert ahead.told == []
+
+
+async def test_few_are_woken_when_it_is_time(clocks: Clocks) -> None:
+    ahead = Ahead(clocks)
+    for key in range(1, STORM):
+        clocks.timers.set("wake", AgentKey(key), T0 + timedelta(seconds=20))
+    for key in range(STORM, 3 * STORM):
+        clocks.timers.set("wake", AgentKey(key), T0 + timedelta(seconds=90))
+    await clocks.passes(19)
+    assert ahead.told == []
+
+
+async def test_who_no_longer_waits_is_not_told(clocks: Clocks) -> None:
+    ahead = Ahead(clocks)
+    for key in range(1, 3 * STORM):
+        clocks.timers.set("wake", AgentKey(key), T0 + timedelta(seconds=20))
+    for key in range(STORM, 3 * STORM):
+        clocks.timers.set("wake", AgentKey(key), None)
+    await clocks.passes(19)
+    assert ahead.told == []

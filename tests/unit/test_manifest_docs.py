@@ -38,14 +38,24 @@ def test_both_examples_are_accepted_and_supported() -> None:
         ("written-to", ["ann@a.test"]),
         ("shared-with", ["bob@a.test"]),
     ]
-    drive = parse_kernel_file(f"{head}  resources:\n{undo}").resources["drive"]
-    assert [one.keep.parts for one in drive.undo] == [("", "path", ""), ("/files/", "/file/name", "")]
+    declared = parse_kernel_file(f"{head}  resources:\n{undo}").resources
+    drive, bank = declared["drive"].undo, declared["bank"].undo
+    assert [one.keep and one.keep.parts for one in drive] == [
+        ("", "path", ""),
+        ("/files/", "/file/name", ""),
+        ("", "path", ""),
+        None,
+    ]
+    assert [one.compensate and one.compensate.parts for one in (drive[3], bank[0])] == [
+        ("", "location", ""),
+        ("/refunds",),
+    ]
 
 
 def test_the_forms_of_rules_are_accepted() -> None:
     rules = TEXT.partition("## Rules")[2].partition("## Patterns")[0]
     forms = re.findall(r"^\|[^|]*\|[^|]*\| `([a-z.*A-Z]+(?:: [^`]*)?)`", rules, re.MULTILINE)
-    assert len(forms) == 14
+    assert len(forms) == 16
     for form in forms:
         assert parse_rule(form).text
 

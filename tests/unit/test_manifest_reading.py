@@ -147,18 +147,15 @@ def test_paging_lets_an_agent_read_again_what_left_its_prompts() -> None:
     assert (refusing.budgets.context_on_overflow, len(refusing.rules)) == ("refuse", 0)
 
 
-@pytest.mark.parametrize(
-    ("line", "place", "what"),
-    [
-        ("sandbox: {workspace: direct}", (6, 24), "`workspace: direct`"),
-        ("serve: {anything: [1, two]}", (6, 3), "`serve`"),
-        ("restart: {resume: own}", (6, 21), "`resume: own`"),
-    ],
-)
-def test_each_key_without_enforcement_is_reported(line: str, place: tuple[int, int], what: str) -> None:
-    (problem,) = parse_manifest(f"{SMALL}  {line}\n").unsupported()
-    assert (problem.line, problem.column) == place
-    assert what in problem.message
+def test_a_workspace_of_its_own_and_a_resume_of_its_own_go_together() -> None:
+    direct, own = "  sandbox: {workspace: direct}\n", "  restart: {resume: own}\n"
+    every = "  schedule: {every: 1h}\n"
+    for good in (direct, direct + own, direct + own + every):
+        assert parse_manifest(SMALL + good).unsupported() == []
+    assert parse_manifest(SMALL + direct).sandbox.workspace == "direct"
+    for bad, what in ((own, "6:3: `resume: own`"), (direct + every, "7:3: a `direct` program")):
+        with pytest.raises(ManifestError, match=what):
+            parse_manifest(SMALL + bad)
 
 
 def test_a_small_manifest_has_safe_defaults() -> None:

@@ -156,6 +156,18 @@ HIDDEN = [
             "rm a >log 2>&1",
             "case x in x) rm a;; esac",
             "cat <<EOF\nx\nEOF\nrm a",
+            "cat <<EOF\n$(rm a)\nEOF",
+            "cat <<-EOF\n\tit's\n\tEOF\nrm a # '",
+            "cat <<'A' <<B\nit's\nA\n`rm a`\nB",
+            "cat <<'EOF'\n$x `\nEOF\nrm a",
+            "f() { rm a; }; f",
+            "function f { rm a; }; f",
+            "case x in (a|b) ls;; *) true; rm a;& esac",
+            "case x in a) ls;; esac; rm a",
+            """echo "$'"; rm a; echo "'" """,
+            """echo $"x" && rm a""",
+            "echo $((1 + 2)); rm a",
+            "echo $((rm a))",
         )
     ),
 ]
@@ -187,7 +199,17 @@ OPAQUE = [
             "fish -c 'rm a'",
             "mapfile -C 'rm a' x < y",
             "bash <<< 'rm a'",
-            "f() { true; }; f",
+            'f() { "$@"; }; f rm a',
+            "cat <(ls)",
+            "ls > >(cat)",
+            "cat <<$X\nrm a\n",
+            "cat <<EOF\na\\\nEOF\nit's\nEOF\nrm a # '",
+            "echo $(cat <<E\n)\nE\n)",
+            """echo "${x:-'}"; rm a; "'}" """,
+            """echo $'a\\'; rm a; echo '""",
+            "sh /dev/stdin <<E\nrm a\nE",
+            ". /dev/stdin <<E\nrm a\nE",
+            "sh <<E\nrm a\nE",
             "alias q=true; q a",
             "echo ${y:-$(rm a)}",
             "echo 'open",
@@ -223,6 +245,12 @@ HARMLESS = [
             "test -f a && cat a",
             "[ -f a ] && cat a",
             "x=1; echo $x",
+            "cat <<EOF\nrm a\nEOF",
+            "cat <<'EOF'\n$(rm a)\nEOF",
+            "f() { true; }; f",
+            "case $1 in rm) echo rm a;; (x|y) true;; esac",
+            "echo $(( $x + 1 ))",
+            "echo a 2>/dev/null >&2 3>&-",
         )
     ),
 ]
@@ -251,11 +279,25 @@ def test_unknown_words_are_asked_where_a_rule_may_mean_them() -> None:
     assert verdict("sh", "-c", "cat ./a//.env", deny="cat a/.env") is Verdict.DENY
 
 
-def test_without_a_deny_or_ask_for_commands_nothing_is_read() -> None:
-    policy = AgentPolicy("a", [("g1", parse_rule("exec.run: *"))])
-    for argv in (*HIDDEN, *OPAQUE):
-        decision = policy.decide(Request(principal="a", action="exec.run", resource=argv))
-        assert decision.verdict is Verdict.ALLOW
+def alone(allow: str, argv: tuple[str, ...]) -> Verdict:
+    policy = AgentPolicy("a", [("g1", parse_rule(f"exec.run: {allow}"))])
+    return policy.decide(Request(principal="a", action="exec.run", resource=argv)).verdict
+
+
+@pytest.mark.parametrize("argv", OPAQUE, ids=shlex.join)
+def test_what_can_not_be_followed_is_asked_where_nothing_is_denied_too(argv: tuple[str, ...]) -> None:
+    assert alone("*", argv) is Verdict.ASK
+    if not any(char in "".join(argv) for char in "\n\t"):
+        assert alone(shlex.quote(argv[0]) + " *", argv) is Verdict.ASK
+        # Who has written it out has seen it.
+        assert alone(CommandPattern.of(argv).text, argv) is Verdict.ALLOW
+
+
+def test_without_a_deny_or_ask_for_commands_what_can_be_followed_is_allowed() -> None:
+    for argv in (*HIDDEN, *HARMLESS):
+        reading = Reading(argv)
+        expected = Verdict.ASK if reading.opaque or reading.anywhere else Verdict.ALLOW
+        assert alone("*", argv) is expected
 
 
 def test_reading_ends_for_hostile_input() -> None:
@@ -294,3 +336,14 @@ def test_the_literal_pattern_of_a_command_matches_exactly_it(argv: list[str]) ->
 def test_any_script_is_read_to_an_end(script: str) -> None:
     reading = Reading(("sh", "-c", script))
     assert reading.parts[0] == ("sh", "-c", script)
+
+
+@pytest.mark.parametrize("words", ["watch -n", "xargs -I", "env -i", "timeout -k"])
+def test_a_command_that_wraps_itself_again_and_again_is_not_read_without_end(words: str) -> None:
+    """It was read for half a minute, in which the kernel did nothing else."""
+    script = f"{words} " * (60_000 // len(words))
+    for argv in (("sh", "-c", script), tuple(script.split())):
+        reading = Reading(argv)
+        # Each command is noted in three spellings.
+        assert sum(map(len, reading.parts)) < 3 * (len(argv) + (1 << 17))
+        assert reading.opaque

@@ -309,7 +309,17 @@ spec:
         HEAD + "  permissions: {roles: [clerk]}\n  when: [{action: http.post, if: tainted, then: deny}]\n"
     )
     assert [c.id for c in conditions_of(manifest, file)] == [
-        *("cw1", "w1", "base.w1", "base.pin-http", "base.pin-sql", "base.pin-llm"),
+        *(
+            "cw1",
+            "w1",
+            "base.w1",
+            "base.pin-http",
+            "base.pin-sql",
+            "base.pin-llm",
+            "base.pin-object",
+            "base.pin-mcp",
+            "base.pin-a2a",
+        ),
     ]
     assert [r.id for r in file.roles["clerk"]] == ["clerk.1", "base.1", "clerk.2"]
     assert untainting(file.untaint, "exec.run", ("sanitise", "a")) == "u1"

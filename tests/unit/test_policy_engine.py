@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ringfence.policy import engine
 from ringfence.policy.actions import KNOWN_ACTIONS, OWN_ACTIONS, ROWS, applies, match_action
 from ringfence.policy.engine import AgentPolicy
+from ringfence.policy.kernel_file import parse_kernel_file
 from ringfence.policy.rules import Rule, parse_rule, rule_for
 from ringfence.policy.types import Decision, Request, Resource, Verdict
 
@@ -277,6 +278,23 @@ def test_order_of_queries_and_neighbouring_names_change_no_verdict() -> None:
             )
 
 
+def test_roles_of_neighbouring_names_are_others() -> None:
+    """C11: whoever has the role `booking` has nothing of `book`, whatever was asked before."""
+    text = "apiVersion: ringfence/v1\nkind: Kernel\nspec:\n  roles:\n"
+    text += '    book: {allow: [{state.get: "book.*"}, {state.get: book_1}]}\n    booking: {allow: [{state.get: desk}]}\n'
+    roles = parse_kernel_file(text).roles
+    made = {
+        who: AgentPolicy(who, [(f"g{n}", one) for n, one in enumerate(roles[role].allow)])
+        for who, role in (("bob", "book"), ("bobby", "booking"))
+    }
+    asked = [("bobby", "book_1"), ("bob", "book_1"), ("bobby", "desk"), ("bob", "bookx1"), ("bob", "book.x")]
+    allowed = {("bob", "book_1"), ("bobby", "desk"), ("bob", "book.x")}
+    for order in itertools.permutations([*asked, asked[0]]):
+        for who, key in order:
+            found = made[who].decide(Request(principal=who, action="state.get", resource=key)).verdict
+            assert (found is Verdict.ALLOW) is ((who, key) in allowed), (order, who, key)
+
+
 def test_the_rule_that_is_proposed_allows_the_call_and_is_narrow() -> None:
     cases: list[tuple[str, Resource, Resource]] = [
         ("fs.write", "/workspace/a[1]*.txt", "/workspace/a[1]x.txt"),
@@ -302,4 +320,8 @@ def test_action_patterns() -> None:
     assert match_action("mcp.*.tool", "mcp.server.tool")
     assert not match_action("mcp.*.tool", "mcp.server.other")
     assert not match_action("mcp.server.*", "mcp.other.tool")
-    assert {"fs.read", "exec.run", "sql.write", "checkpoint.save", "now"} <= ROWS <= KNOWN_ACTIONS
+    assert match_action("mcp.server.*", "mcp.server.a.tool.with.dots")
+    assert not match_action("mcp.server.tool", "mcp.server.tool.more")
+    assert {"fs.read", "exec.run", "sql.write", "checkpoint.save", "now"} <= ROWS
+    # Calls of tools are judged as the tools.
+    assert {"mcp.call", "mcp.tools"} == ROWS - KNOWN_ACTIONS

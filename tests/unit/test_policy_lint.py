@@ -51,6 +51,14 @@ def permissions(allow: str = "", ask: str = "", deny: str = "", more: str = "") 
         ('{exec.run: "sh -c *"}', "", "", "`sh` runs what its arguments say"),
         ('{exec.run: "/usr/bin/env *"}', "", "", "`env` runs what its arguments say"),
         ('{exec.run: "git *"}', "", "", "`git` runs what its arguments say"),
+        ('{exec.run: "awk *"}', "", "", "`awk` runs what its arguments say"),
+        ('{exec.run: "perl -e *"}', "", "", "`perl` runs what its arguments say"),
+        ('{exec.run: "python3 -c *"}', "", "", "`python3` runs what its arguments say"),
+        ('{exec.run: "find *"}', "", "", "`find` runs what its arguments say"),
+        ('{exec.run: "find . -name *"}', "", "", "further words of `find` may be `-exec` and `-delete`"),
+        ('{exec.run: "tar xf *"}', "", "", "further words of `tar` may be"),
+        ('{exec.run: "sed s/a/b/ *"}', "", "", "further words of `sed` may be"),
+        ('{exec.run: "timeout 5 *"}', "", "", "further words of `timeout` may be a program"),
         ('{exec.run: "py* x"}', "", "", "allows every program of that form"),
         ('{http.get: "**"}', "", "", "allows every URL"),
         ('{http.get: "https://*.com/**"}', "", "", "can be anybody's"),
@@ -68,6 +76,8 @@ def permissions(allow: str = "", ask: str = "", deny: str = "", more: str = "") 
         ('{fs.*: "/workspace/**"}', "", '{fs.write: "/workspace/keep.txt"}', "leaves deleting to"),
         ('{exec.run: "bash *"}', "", '{exec.run: "rm *"}', "can do the same by another program"),
         ('{http.get: "https://a.test/**"}', "", '{http.get: "https://*.a.test/**"}', "neither the bare host nor deeper"),
+        ('{http.*: "https://a.test/v1/**"}', "", '{http.post: "https://a.test/v1/pay"}', "leaves the same path in other capitals to"),
+        ('{http.post: "https://a.test/**"}', '{http.*: "https://a.test/pay/*"}', "", "leaves the same path in other capitals to"),
     ],
 )  # fmt: skip
 def test_rules_that_are_not_what_they_look_like(allow: str, ask: str, deny: str, what: str) -> None:
@@ -192,6 +202,37 @@ def test_a_manifest_under_its_kernel_file() -> None:
         assert ("vouches for anything as `writen-to`" in found) is warned, name
     assert "declares no role `gone`" in "\n".join(warnings("  permissions: {roles: [gone]}\n", KERNEL))
     assert warnings("  permissions: {roles: [reader]}\n", KERNEL) == []
+
+
+FINAL = """apiVersion: ringfence/v1
+kind: Kernel
+spec:
+  resources:
+    cloud:
+      type: http
+      base: "https://cloud.test/v1"
+      effects: {"DELETE /volumes/*": destroy, "POST /volumes/*/wipe": destroy, "DELETE /notes/*": destroy}
+      undo: {"DELETE /notes/**": {keep: "GET {path}", put_back: "PUT {path}"}}
+  roles:
+    ops: {allow: [{http.delete: "https://cloud.test/v1/volumes/7"}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rule", "what"),
+    [
+        ('http.delete: "https://cloud.test/v1/**"', "`DELETE /volumes/*` of `cloud`"),
+        ('http.*: "https://cloud.test/v1/volumes/9/wipe"', "`POST /volumes/*/wipe` of `cloud`"),
+        ('http.delete: "https://cloud.test/v1/notes/*"', ""),
+        ('http.put: "https://cloud.test/v1/volumes/*"', ""),
+        ('http.delete: "https://cloud.test/v2/volumes/*"', ""),
+    ],
+)
+def test_what_destroys_and_has_no_way_back(rule: str, what: str) -> None:
+    found = [one for one in warnings(permissions(allow=rule), FINAL) if "can't be undone" in one]
+    assert len(found) == bool(what)
+    assert what in "".join(found)
+    assert any("can't be undone" in w.message and w.line for w in lint_kernel_file(parse_kernel_file(FINAL)))
 
 
 def test_a_kernel_file() -> None:

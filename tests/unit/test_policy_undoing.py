@@ -27,6 +27,16 @@ def test_both_requests_are_read() -> None:
     assert second.put_back == Template(method="POST", parts=("/f",))
 
 
+def test_a_compensation_is_read() -> None:
+    text = """{"POST /pay": {compensate: "POST /refunds/{reply:/id}", body: {of: "{reply:/id}", sum: "{/sum}", why: [1, "undo {/to}"]}},
+      "POST /f": {compensate: "DELETE {location}"}, "PUT /f": {keep: "GET {path}", put_back: "PUT {path}", remove: "DELETE {path}"}}"""
+    pay, made, put = parse_kernel_file(KERNEL % text).resources["a"].undo
+    assert pay.compensate == Template(method="POST", parts=("/refunds/", "reply:/id", ""))
+    assert pay.body == {"of": "{reply:/id}", "sum": "{/sum}", "why": [1, "undo {/to}"]}
+    assert made.compensate == Template(method="DELETE", parts=("", "location", ""))
+    assert put.remove == Template(method="DELETE", parts=("", "path", ""))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -40,6 +50,13 @@ def test_both_requests_are_read() -> None:
         ('{"DELETE f": {keep: "GET /f", put_back: "PUT /f"}}', "is no method and path"),
         ('{"DELETE /f": {keep: "GET /f", put_back: "PUT /f", more: 1}}', "more"),
         ('{"DELETE /f": "GET /f"}', "undo"),
+        ('{"POST /f": {compensate: "GET /f"}}', "is no DELETE or POST or PUT or PATCH and path"),
+        ('{"POST /f": {compensate: "DELETE /f/{location}"}}', "can't stand in a URL"),
+        ('{"POST /f": {compensate: "DELETE /f", keep: "GET /f"}}', "has `keep` beside `compensate`"),
+        ('{"POST /f": {keep: "GET /f", put_back: "PUT /f", body: {a: 1}}}', "has `body` beside `keep`"),
+        ('{"POST /f": {compensate: "DELETE /f", body: {a: 1}}}', "sends no body"),
+        ('{"POST /f": {compensate: "POST /f", body: {a: "{b}"}}}', "a brace that is no hole"),
+        ('{"POST /f": {keep: "GET /f/{reply:/id}", put_back: "PUT /f"}}', "which is not there yet"),
     ],
 )
 def test_mistakes_are_told(text: str, words: str) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
+from ringfence.syscalls.declared import HttpResource, LlmResource, ObjectResource, SqlResource
 from ringfence.syscalls.redaction import Redactor, redactor_for
 
 SECRET = 'to/k"en+=é-7b2d'
@@ -128,8 +128,9 @@ def test_credentials_of_other_resources_count_where_they_are_long_enough() -> No
         "m": LlmResource(name="m", base="http://m", headers={}, models=("*",), secrets=("of-a-model-host",))
     }
     sql = {"d": SqlResource(name="d", dsn="", secrets=("of-a-database-",))}
-    env: Any = SimpleNamespace(http=http, llm=llm, sql=sql)
+    objects = {"o": ObjectResource(name="o", secrets=("of-a-bucket-key",))}
+    env: Any = SimpleNamespace(http=http, llm=llm, sql=sql, objects=objects, mcp={}, a2a={})
     hide = redactor_for(env, http["a"].secrets)
-    assert hide.text("own short of-another-host of-a-model-host of-a-database-") == (
-        "[redacted] short [redacted] [redacted] [redacted]"
+    assert hide.text("own short of-another-host of-a-model-host of-a-database- of-a-bucket-key") == (
+        "[redacted] short [redacted] [redacted] [redacted] [redacted]"
     )

@@ -117,6 +117,33 @@ def test_what_is_seen_and_masked_follows_the_same_meet(
 
 @settings(deadline=None)
 @given(grants, denies, grants, denies)
+def test_what_may_be_allowed_or_asked_is_offered(
+    top: list[tuple[str, str]], top_denies: list[str], low: list[tuple[str, str]], low_denies: list[str]
+) -> None:
+    parent = rights("top", top, top_denies, None, delegates=("worker",), key=1)
+    for child in (
+        parent,
+        rights("low", [*low, ("allow", ROLE)], low_denies, parent, roles=("worker",), key=2),
+    ):
+        for question in QUESTIONS:
+            if child.decide(question, "READ").verdict is not Verdict.DENY:
+                assert child.offers(question.action), question
+
+
+def test_what_nothing_allows_or_everything_denies_is_not_offered() -> None:
+    read = rights(
+        "one", [("allow", 'fs.read: "/workspace/**"'), ("ask", 'fs.delete: "/workspace/a"')], [], None
+    )
+    offered = {a for a in ("fs.read", "fs.list", "fs.delete", "fs.write", "fs.move", "now") if read.offers(a)}
+    assert offered == {"fs.read", "fs.list", "fs.delete", "now"}
+    below = rights("two", [("allow", 'fs.*: "**"')], [], read, key=2)
+    assert (below.offers("fs.read"), below.offers("fs.write")) == (True, False)
+    barred = rights("one", [("allow", 'fs.*: "**"')], ['fs.*: "**"', 'now: "*"'], None)
+    assert not any(barred.offers(a) for a in ("fs.read", "fs.list", "now"))
+
+
+@settings(deadline=None)
+@given(grants, denies, grants, denies)
 def test_a_delegated_role_adds_what_the_role_says_and_nothing_else(
     top: list[tuple[str, str]], top_denies: list[str], low: list[tuple[str, str]], low_denies: list[str]
 ) -> None:
@@ -241,3 +268,11 @@ def test_conditions_of_a_parent_bound_its_child(
         # Whatever asks is named, so that an approval of one covers no other.
         if judged.verdict is Verdict.ASK:
             assert {ask[0] for ask in judged.asking} <= set(verdicts[0].rules)
+
+
+def test_what_an_operator_denies_to_a_parent_no_delegated_role_gives_back() -> None:
+    asked = Question(action="fs.write", resource="/workspace/a/c")
+    for denied, expected in (((), Verdict.ALLOW), (((ROLE, "deny"),), Verdict.DENY)):
+        parent = rights("parent", [(how, rule) for rule, how in denied], [], None, delegates=("worker",))
+        child = rights("child", [("allow", ROLE)], [], parent, roles=("worker",), key=1)
+        assert child.decide(asked, "WRITE").verdict is expected

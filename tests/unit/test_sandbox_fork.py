@@ -1,4 +1,4 @@
-"""A fork whose child is its parent's sibling: as whole a process as by any other fork."""
+"""A fork whose child is its parent's sibling: it can do all that ours does there, and what it forks is a process as any other."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ if middle == 0:
         hooks = []
         worker = threading.Thread(target=lambda: hooks.append(threading.get_native_id()))
         worker.start(); worker.join()
+        os.register_at_fork(after_in_child=lambda: hooks.append(0))
         inner = os.fork()
         if inner == 0:
-            os._exit(threading.get_native_id() != os.getpid())
-        facts = {"parent": os.getppid(), "main": threading.get_native_id() == os.getpid(), "threads": len(hooks),
+            os._exit(threading.get_native_id() != os.getpid() or hooks[-1] != 0)
+        facts = {"parent": os.getppid(), "main": threading.get_native_id() == os.getpid(), "threads": sum(map(bool, hooks)),
                  "inner": os.waitpid(inner, 0)[1], "random": os.urandom(4) != b""}
         os.write(writing, json.dumps(facts).encode())
         os._exit(7)

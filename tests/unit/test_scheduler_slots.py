@@ -262,3 +262,23 @@ def test_who_waits_for_starts_alone_is_short_of_nothing_that_others_hold() -> No
     slots.release("e")
     assert slots.ask(wish("f", clock, memory=9)).startswith("memory")
     assert slots.short
+
+
+def test_who_is_next_does_not_depend_on_who_came_to_the_door_first() -> None:
+    clock = Clock()
+    limits = SlotLimits(agents=1, memory_bytes=None, starts=1, labels={}, share_by="")
+    slots = Slots[str](lambda: limits, clock)
+    assert not slots.ask(wish("holder", clock))
+    clock.now = 5 * AGING_S
+    # Since when, in ages of waiting, and how important.
+    asked = {"late": (4.5, "normal"), "old": (1.9, "low"), "high": (4.0, "high"), "early": (4.2, "normal")}
+    for key, (since, priority) in asked.items():
+        assert slots.ask(Wish(key=key, priority=priority, since=since * AGING_S))
+    order: list[str] = []
+    last = "holder"
+    for _ in asked:
+        slots.started(last)
+        slots.release(last)
+        (last,) = slots.pump()
+        order.append(last)
+    assert order == ["old", "high", "early", "late"]

@@ -10,7 +10,7 @@ import struct
 import subprocess
 
 import pytest
-from ringfence.sandbox.native import calls, seccomp
+from ringfence.sandbox.native import calls, confine, seccomp
 
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 NUMBERS = {
@@ -104,6 +104,8 @@ def judge(program: bytes, arch: int, number: int, *arguments: int) -> int:
             accumulator = struct.unpack_from("=I", data, value)[0]
         elif code == 0x06:
             return value
+        elif code == 0x54:
+            accumulator &= value
         else:
             taken = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[
                 code
@@ -143,9 +145,10 @@ def machine(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def ask(machine: str, name: str, *arguments: int, memfd: bool = True) -> int:
+def ask(machine: str, name: str, *arguments: int, memfd: bool = True, tcp: bool = False) -> int:
     number = {**NUMBERS[machine], **DENIED[machine]}[name]
-    return judge(seccomp.program(memfd=memfd, machine=machine), ARCH[machine], number, *arguments)
+    program = seccomp.program(memfd=memfd, tcp=tcp, machine=machine)
+    return judge(program, ARCH[machine], number, *arguments)
 
 
 def test_ordinary_calls_pass(machine: str) -> None:
@@ -182,6 +185,31 @@ def test_only_unix_sockets(machine: str) -> None:
         assert ask(machine, name, 1 << 32 | socket.AF_UNIX) == ALLOW
         for family in (0, socket.AF_INET, socket.AF_INET6, 16, 17, 38, 40, 1 << 32 | socket.AF_INET):
             assert ask(machine, name, family) == ERROR | errno.EAFNOSUPPORT
+
+
+def test_with_doors_tcp_and_nothing_else(machine: str) -> None:
+    no_protocol, no_family = ERROR | errno.EPROTONOSUPPORT, ERROR | errno.EAFNOSUPPORT
+    flags = socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    for kind in (1, 1 | flags, 1 << 32 | 1):
+        for protocol in (0, socket.IPPROTO_TCP):
+            assert ask(machine, "socket", socket.AF_INET, kind, protocol, tcp=True) == ALLOW
+        for protocol in (socket.IPPROTO_UDP, 132, 262, 1 << 32 | 262):
+            assert ask(machine, "socket", socket.AF_INET, kind, protocol, tcp=True) == no_protocol
+    for kind in (0, 2, 3, 5, 10, 2 | flags, 17):
+        assert ask(machine, "socket", socket.AF_INET, kind, 0, tcp=True) == (
+            ALLOW if kind & 0xF == 1 else no_protocol
+        )
+    for family in (0, socket.AF_INET6, 16, 17, 38, 40, 1 << 32 | socket.AF_INET6):
+        assert ask(machine, "socket", family, 1, 0, tcp=True) == no_family
+    assert ask(machine, "socket", socket.AF_UNIX, 2, 0, tcp=True) == ALLOW
+    assert ask(machine, "socketpair", socket.AF_INET, 1, 0, tcp=True) == no_family
+    # All else is as without doors.
+    for number in range(600):
+        if number != NUMBERS[machine]["socket"]:
+            with_doors, without = (seccomp.program(tcp=tcp, machine=machine) for tcp in (True, False))
+            assert judge(with_doors, ARCH[machine], number, 2, 2, 2) == judge(
+                without, ARCH[machine], number, 2, 2, 2
+            )
 
 
 def test_no_input_is_pushed_into_terminals(machine: str) -> None:
@@ -258,12 +286,12 @@ def test_calls_newer_than_linux_6_1_are_decided_about(machine: str) -> None:
 
 
 def test_the_filter_is_well_formed(machine: str) -> None:
-    for memfd in (True, False):
-        lines = list(struct.iter_unpack("=HBBI", seccomp.program(memfd=memfd, machine=machine)))
+    for memfd, tcp in ((True, False), (False, False), (False, True)):
+        lines = list(struct.iter_unpack("=HBBI", seccomp.program(memfd=memfd, tcp=tcp, machine=machine)))
         assert len(lines) <= 4096
         assert lines[-1][0] == 0x06
         for position, (code, yes, no, value) in enumerate(lines):
-            assert code in (0x20, 0x15, 0x35, 0x45, 0x06)
+            assert code in (0x20, 0x15, 0x35, 0x45, 0x06, 0x54)
             if code in (0x15, 0x35, 0x45):
                 assert position + 1 + max(yes, no) < len(lines)
             elif code == 0x20:
@@ -310,3 +338,18 @@ def test_the_numbers_are_those_of_the_kernel_headers(machine: str) -> None:
     assert {
         name for name in missing if not name.startswith(("__NR3264", "syscalls", "arch_specific"))
     } == set()
+
+
+def test_no_sandbox_makes_a_filter_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A zygote has made them before it forks: to make one takes longer than all else that a first process does."""
+    installed: list[bytes] = []
+    monkeypatch.setattr(seccomp, "install", installed.append)
+    monkeypatch.setattr(confine, "_bound", lambda *_: None)
+    seccomp.prepare()
+    made = seccomp._made.cache_info().misses
+    for memfd in (False, True):
+        confine.filter_calls(memfd=memfd)
+        confine.filter_calls(memfd=memfd, tcp=False)
+        confine.filter_calls(memfd=memfd, tcp=True)
+    assert seccomp._made.cache_info().misses == made
+    assert len(set(installed)) == 4

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import secrets
+import shutil
+import subprocess
 
 import pytest
 from hypothesis import given
@@ -28,6 +31,17 @@ def checked(**changed: object) -> None:
         "now": float(AT),
     }
     verify(**{**given, **changed})  # type: ignore[arg-type]
+
+
+def test_another_program_finds_the_same_signature() -> None:
+    program = shutil.which("openssl")
+    if program is None:
+        pytest.skip("there is no openssl here")
+    key = secrets.token_bytes(32)
+    signed_text = f"{MESSAGE}.{AT}.".encode() + BODY
+    words = [program, "dgst", "-sha256", "-mac", "HMAC", "-macopt", f"hexkey:{key.hex()}", "-binary"]
+    found = subprocess.run(words, input=signed_text, capture_output=True, check=True).stdout
+    assert sign(key, MESSAGE, AT, BODY) == "v1," + base64.b64encode(found).decode()
 
 
 def test_the_example_of_the_scheme() -> None:

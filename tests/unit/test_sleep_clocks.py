@@ -73,5 +73,8 @@ async def test_after_a_restart_it_waits_for_what_is_left_and_never_longer_than_i
     # The clock was put back while no kernel ran.
     world.wall = START - 9 * 3600
     assert await slept(world, monkeypatch, 10) == pytest.approx(600.0)
+    # What is left is on record by the clock of now: a start in the middle of it waits for that.
+    world.wall = START - 9 * 3600 + 240
+    assert await slept(world, monkeypatch, 10) == pytest.approx(360.0)
     world.wall = START + 9 * 3600
     assert await slept(world, monkeypatch, 10) == 0.0

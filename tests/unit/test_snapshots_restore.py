@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 
 import pytest
 from ringfence.sandbox.snapshots import SnapshotError, SnapshotStore
@@ -249,6 +250,16 @@ def test_a_path_that_changed_after_the_plan_stops_it(store, workspace, live):
     assert (live / "a").read_text() == "theirs"
 
 
+def test_a_directory_that_got_a_file_after_the_plan_stops_it(store, workspace, live):
+    act(store, workspace, "p1", ["/workspace/d"], (live / "d").mkdir)
+    plan = store.plan_restore(workspace, ["p1"])
+    (live / "d/theirs").write_text("x")
+    with pytest.raises(SnapshotError, match="`/workspace/d/theirs` changed since"):
+        store.restore(workspace, plan.items)
+    assert (live / "d/theirs").read_text() == "x"
+    assert store.plan_restore(workspace, ["p1"]).conflicts == ("/workspace/d",)
+
+
 def test_a_restore_can_be_run_again(store, workspace, live):
     (live / "d").mkdir()
     (live / "d/f").write_text("x")
@@ -261,18 +272,117 @@ def test_a_restore_can_be_run_again(store, workspace, live):
     assert store.plan_restore(workspace, ["p1"]).items == ()
 
 
-def test_hard_links_come_back_as_files_of_their_own(store, workspace, live):
+def test_names_of_one_file_come_back_as_names_of_one_file(store, workspace, live):
+    (live / "d").mkdir()
     (live / "a").write_text("x")
-    (live / "b").hardlink_to(live / "a")
+    (live / "d/b").hardlink_to(live / "a")
+    (live / "stays").hardlink_to(live / "a")
+    (live / "other").write_text("x")
 
     def work():
         (live / "a").unlink()
-        (live / "b").unlink()
+        workspace.delete("/workspace/d", recursive=True)
+        (live / "other").unlink()
 
-    act(store, workspace, "p1", ["/workspace/a", "/workspace/b"], work)
+    act(store, workspace, "p1", ["/workspace/a", "/workspace/d", "/workspace/other"], work)
     undo(store, workspace, "p1")
-    assert (live / "a").read_text() == (live / "b").read_text() == "x"
-    assert (live / "a").stat().st_nlink == 1
+    facts = {name: (live / name).stat() for name in ("a", "d/b", "stays", "other")}
+    assert len({facts[name].st_ino for name in ("a", "d/b", "stays")}) == 1
+    assert facts["a"].st_nlink == 3
+    assert facts["other"].st_nlink == 1
+    assert store.plan_restore(workspace, ["p1"]).items == ()
+
+
+def test_names_that_went_one_after_the_other_are_one_file_again(store, workspace, live):
+    (live / "a").write_text("x")
+    (live / "b").hardlink_to(live / "a")
+    act(store, workspace, "p1", ["/workspace/a"], (live / "a").unlink)
+    act(store, workspace, "p2", ["/workspace/b"], lambda: workspace.write("/workspace/b", b"y"))
+    undo(store, workspace, "p2", "p1")
+    assert (live / "a").stat().st_ino == (live / "b").stat().st_ino
+    assert (live / "a").read_text() == "x"
+    assert store.plan_restore(workspace, ["p2", "p1"]).items == ()
+
+
+def test_names_that_all_went_or_were_changed_since(store, workspace, live):
+    (live / "a").write_text("x")
+    (live / "b").hardlink_to(live / "a")
+    (live / "c").write_text("y")
+    (live / "d").hardlink_to(live / "c")
+
+    def work():
+        for name in ("a", "b", "c"):
+            (live / name).unlink()
+
+    act(store, workspace, "p1", [f"/workspace/{name}" for name in "abc"], work)
+    (live / "d").write_text("changed in place by somebody else")
+    undo(store, workspace, "p1")
+    assert (live / "a").stat().st_ino == (live / "b").stat().st_ino
+    assert (live / "a").read_text() == "x"
+    assert (live / "c").read_text() == "y"
+    assert (live / "d").read_text() == "changed in place by somebody else"
+
+
+def test_access_lists_and_capabilities_come_back(store, workspace, live):
+    (live / "f").write_text("x")
+    (live / "f").chmod(0o640)
+    entries = ((1, 6, -1), (2, 4, 12345), (4, 4, -1), (16, 4, -1), (32, 0, -1))
+    access = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", t, p, i & 0xFFFFFFFF) for t, p, i in entries)
+    try:
+        os.setxattr(live / "f", "system.posix_acl_access", access)
+    except OSError:
+        pytest.skip("this file system has no access lists")
+    wanted = {"system.posix_acl_access": access}
+    if os.geteuid() == 0:
+        wanted["security.capability"] = struct.pack("<IIIII", 0x02000000, 1 << 10, 0, 0, 0)
+        os.setxattr(live / "f", "security.capability", wanted["security.capability"])
+    mode = (live / "f").stat().st_mode
+    act(store, workspace, "p1", ["/workspace/f"], (live / "f").unlink)
+    undo(store, workspace, "p1")
+    assert {name: os.getxattr(live / "f", name) for name in os.listxattr(live / "f")} == wanted
+    assert (live / "f").stat().st_mode == mode
+    # What is written anew keeps the list, and no capability: it is another program.
+    workspace.write("/workspace/f", b"y")
+    assert os.listxattr(live / "f") == ["system.posix_acl_access"]
+
+
+def test_an_attribute_that_others_set_is_a_conflict(store, workspace, live):
+    (live / "f").write_text("x")
+    act(store, workspace, "p1", ["/workspace/f"], lambda: workspace.write("/workspace/f", b"y"))
+    os.setxattr(live / "f", "user.theirs", b"1")
+    assert undo(store, workspace, "p1").conflicts == ("/workspace/f",)
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_holes_are_where_they_were_whatever_content_is_shared(store, workspace, live, sparse):
+    """The same content, once with holes and once without, is kept once."""
+    (live / "holes").write_bytes(b"")
+    os.truncate(live / "holes", 1 << 20)
+    (live / "zeros").write_bytes(bytes(1 << 20))
+    (live / "small").write_bytes(b"")
+    os.truncate(live / "small", 8192)
+    os.setxattr(live / "small", "user.a", b"x" * 1000)
+    names = ["holes", "zeros", "small"] if sparse else ["zeros", "holes", "small"]
+    before = {name: (live / name).stat().st_blocks for name in names}
+
+    def work():
+        for name in names:
+            (live / name).unlink()
+
+    act(store, workspace, "p1", [f"/workspace/{name}" for name in names], work)
+    undo(store, workspace, "p1")
+    assert {name: (live / name).stat().st_blocks for name in names} == before
+
+
+def test_the_time_of_a_directory_comes_back_where_nothing_else_has_to(store, workspace, live):
+    (live / "d").mkdir()
+    os.utime(live / "d", ns=(10**18, 10**18))
+    act(store, workspace, "p1", ["/workspace/d/x"], lambda: workspace.write("/workspace/d/x", b""))
+    act(store, workspace, "p2", ["/workspace/d/x"], lambda: workspace.delete("/workspace/d/x", False))
+    plan = undo(store, workspace, "p2", "p1")
+    assert [(item.path, plan.kinds[item.path]) for item in plan.items] == [("/workspace/d", "directory")]
+    assert (live / "d").stat().st_mtime_ns == 10**18
+    assert store.plan_restore(workspace, ["p2", "p1"]).items == ()
 
 
 def test_nothing_is_left_in_the_staging_directory(store, workspace, live):
@@ -287,3 +397,26 @@ def test_nothing_is_left_in_the_staging_directory(store, workspace, live):
     undo(store, workspace, "p1")
     assert list((live.parent / ".tmp-live").iterdir()) == []
     assert stat.S_ISLNK((live / "l").lstat().st_mode)
+
+
+def test_a_directory_in_which_a_file_came_and_went_has_a_kind(store, workspace, live):
+    before = live.stat().st_mtime_ns
+    act(store, workspace, "p1", ["/workspace/f"], lambda: (live / "f").write_text("made"))
+    act(store, workspace, "p2", ["/workspace/f"], (live / "f").unlink)
+    os.utime(live, ns=(1, 1))
+    plan = undo(store, workspace, "p2", "p1")
+    assert {item.path: plan.kinds[item.path] for item in plan.items} == {"/workspace": "directory"}
+    assert live.stat().st_mtime_ns == before
+
+
+def test_what_others_changed_between_two_calls_is_a_conflict(store, workspace, live):
+    (live / "a").write_text("before")
+    act(store, workspace, "p1", ["/workspace/a"], lambda: (live / "a").write_text("first"))
+    (live / "a").write_text("theirs")
+    act(store, workspace, "p2", ["/workspace/a"], lambda: (live / "a").write_text("second"))
+    plan = undo(store, workspace, "p2", "p1")
+    assert plan.conflicts == ("/workspace/a",)
+    assert "between two of these calls" in plan.reasons["/workspace/a"]
+    assert (live / "a").read_text() == "second"
+    undo(store, workspace, "p2")
+    assert (live / "a").read_text() == "theirs"

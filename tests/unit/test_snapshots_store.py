@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import tempfile
 from pathlib import Path
 
 import pytest
-from ringfence.sandbox.snapshots import SnapshotError, SnapshotStore
+from ringfence.sandbox.snapshots import PointManifest, PointPath, SnapshotError, SnapshotStore
 from ringfence.sandbox.workspace import Workspace
 
 
@@ -250,3 +251,44 @@ def test_the_cost_follows_what_is_touched(store, workspace, live, tmp_path):
         counts.append((end - begin, sum("sync(" in line for line in lines[begin:end])))
     assert counts[0] == counts[1]
     assert counts[0][1] == 4  # manifest and its directory, file and its directory
+
+
+def test_a_point_that_is_kept_while_others_are_pruned_is_whole(store, workspace, live, tmp_path):
+    (live / "f").write_bytes(b"f" * 50_000)
+    for point in ("p1", "p2"):
+        store.capture(point, workspace, ["/workspace/f"])
+    needed = store.content_of(["p2"])
+    # As for an object: its call holds no lock of the workspace.
+    data = b"o" * 50_000
+    (tmp_path / "object").write_bytes(data)
+    entry = PointPath(
+        path="bucket/key", before="v1", kind="file", size=len(data), blob=hashlib.sha256(data).hexdigest()
+    )
+    manifest = PointManifest(
+        point="p3", paths=(entry,), size_bytes=len(data), expect={}, parents={}, extra={}
+    )
+    store.keep(manifest, lambda _: os.open(tmp_path / "object", os.O_RDONLY))
+    store.remove(["p1"], needed)
+    assert store.points() == ["p2", "p3"]
+    assert store.verify("p2")
+    assert store.verify("p3")
+
+
+def test_a_record_counts_only_once_what_it_waits_for_is_so(store):
+    store.put_record("p1", {"rows": [1]})
+    there: list[object] = []
+
+    def never():
+        there.extend([store.load("p2"), store.load("p1").extra])
+        raise LookupError
+
+    for point in ("p2", "p1"):
+        with pytest.raises(LookupError):
+            store.put_record(point, {"rows": [2]}, never)
+    assert there == [None, {"rows": [1]}] * 2
+    assert store.points() == ["p1"]
+    assert store.load("p1").extra == {"rows": [1]}
+    assert list((store.root / "tmp").iterdir()) == []
+    store.put_record("p2", {"rows": [2]}, lambda: there.append(store.load("p2")))
+    assert there[-1] is None
+    assert store.load("p2").extra == {"rows": [2]}

@@ -13,7 +13,10 @@ from ringfence.syscalls import sql_read, sql_write
 from ringfence.syscalls.declared import SqlResource
 from ringfence.syscalls.errors import InvalidRequest
 from ringfence.syscalls.sql_common import Kind, classify, table_of
+from ringfence.syscalls.sql_known import known_or_classified
 from ringfence.syscalls.sql_lexer import STATEMENT_BYTES_MAX, lex
+from ringfence.syscalls.sql_schema import Act
+from ringfence.syscalls.sql_shape import shape_of_write
 from ringfence.syscalls.sql_target.catalog import relations_of_plan
 from ringfence.syscalls.sql_target.values import to_json
 
@@ -62,6 +65,19 @@ def test_the_tables_of_a_read(statement: str, tables: list[str]) -> None:
         ("insert into t values (1)", Kind.INSERT, "t", []),
         ("insert into s.t (a) select b from u", Kind.INSERT, "s.t", ["u"]),
         ("insert into t default values returning *", Kind.INSERT, "t", []),
+        ("insert into t values (1) on conflict (a) do update set a = 1", Kind.INSERT, "t", []),
+        ("update t set a = u.a from u where u.b = t.b", Kind.UPDATE, "t", ["u"]),
+        ("delete from t using u, t as x where u.b = t.b", Kind.DELETE, "t", ["u", "t"]),
+        ("merge into t as x using u on x.a = u.a when matched then delete", Kind.MERGE, "t", ["u"]),
+        (
+            (
+                "with y as (select a from u) merge into s.t using y on t.a = y.a when not matched then insert values (y.a) "
+                "when matched then update set a = 1 returning t.a"
+            ),
+            Kind.MERGE,
+            "s.t",
+            ["u"],
+        ),
         ("insert into t select * from t", Kind.INSERT, "t", ["t"]),
         ("with x as (select * from u) insert into t select * from x", Kind.INSERT, "t", ["u"]),
         ("insert into t values (1) on conflict do nothing", Kind.INSERT, "t", []),
@@ -88,10 +104,108 @@ def test_the_tables_of_a_write(statement: str, kind: Kind, target: str, reads: l
 
 
 @pytest.mark.parametrize(
-    "statement", ["create table t (a int)", "alter table t add b int", "drop table t", "DROP\nTABLE t"]
+    ("statement", "act", "target", "reads"),
+    [
+        ("create table t (a int)", Act.CREATE, "t", []),
+        (
+            "create table if not exists s.\"T\" (a int references u, b text check (b like '%x'), foreign key (a) references s.v (id)) with (x = 7)",
+            Act.CREATE,
+            "s.T",
+            ["u", "s.v"],
+        ),
+        ("DROP\nTABLE t", Act.DROP, "t", []),
+        ("drop table if exists s.t restrict;", Act.DROP, "s.t", []),
+        ("alter table t drop a", Act.DROP_COLUMN, "t", []),
+        ('alter table if exists only s.t drop column if exists "A b" restrict', Act.DROP_COLUMN, "s.t", []),
+        ("alter table t add b numeric(8, 2) not null default 0", Act.ADD_COLUMN, "t", []),
+        ('alter table s.t add column if not exists "A b" text[]', Act.ADD_COLUMN, "s.t", []),
+        ("alter table if exists t rename a to b", Act.RENAME_COLUMN, "t", []),
+        ('alter table t rename column "A" to "B"', Act.RENAME_COLUMN, "t", []),
+        ("create index i on t (a)", Act.CREATE_INDEX, "t", []),
+        (
+            "create unique index if not exists i on s.t using btree (lower(a) desc, b) include (c) where a > 0",
+            Act.CREATE_INDEX,
+            "s.t",
+            [],
+        ),
+    ],
 )
-def test_what_changes_the_schema(statement: str) -> None:
-    assert classify(statement, 0).kind is Kind.DDL
+def test_what_changes_the_schema(statement: str, act: Act, target: str, reads: list[str]) -> None:
+    found = classify(statement, 0)
+    assert found.kind is Kind.DDL
+    assert found.ddl is not None
+    assert (found.ddl.act, str(found.target), list(map(str, found.reads))) == (act, target, reads)
+    assert found.destroys is (act is not Act.CREATE)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "create",
+        "create table",
+        "create table t",
+        "create table t ()) x",
+        "create temp table t (a int)",
+        "create unlogged table t (a int)",
+        "create table t as select 1",
+        "create table t (a int) as select 1",
+        "create table t of s",
+        "create table t partition of s for values in (1)",
+        "create table t (a int) inherits (s)",
+        "create table t (a int) partition by list (a)",
+        "create table t (a int) tablespace x",
+        "create table t (a int) with (fillfactor = 7) on commit drop",
+        "create table t (a int, like s including all)",
+        "create table t (like s)",
+        "create table db.s.t (a int)",
+        "create table t (a int references)",
+        "create index on t (a)",
+        "create index concurrently i on t (a)",
+        "create index i on only t (a)",
+        "create index i on t (a) tablespace x",
+        "create index i on t",
+        "create unique table t (a int)",
+        "create view v as select 1",
+        "create schema s create table t (a int)",
+        "create function f() returns int language sql as 'select 1'",
+        "create or replace view v as select 1",
+        "drop table t, u",
+        "drop table t cascade",
+        "drop table a.b.c",
+        "drop view v",
+        "drop schema s cascade",
+        "drop database d",
+        "alter table t add b",
+        "alter table t add b int, add c int",
+        "alter table t add b int, drop c",
+        "alter table t add b int references s",
+        "alter table t add column b int check (b > 0)",
+        "alter table t add b int generated always as identity",
+        "alter table t add b int primary key",
+        "alter table t add constraint c check (a > 0)",
+        "alter table t add primary key (a)",
+        "alter table t add foreign key (a) references s",
+        "alter table t rename a to b, rename c to d",
+        "alter table t rename column a",
+        "alter table t rename constraint a to b",
+        "alter table t drop a, drop b",
+        "alter table t drop a cascade",
+        "alter table t drop constraint c",
+        "alter table t rename to u",
+        "alter table t owner to x",
+        "alter table t disable trigger all",
+        "alter role r superuser",
+        "alter system set x = 1",
+        "comment on table t is 'x'",
+        "reindex table t",
+        "refresh materialized view v",
+        "security label on table t is 'x'",
+        "import foreign schema s from server x into y",
+    ],
+)
+def test_what_changes_the_schema_and_is_refused(statement: str) -> None:
+    with pytest.raises(InvalidRequest):
+        classify(statement, 0)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +235,6 @@ def test_what_changes_the_schema(statement: str) -> None:
         "analyze t",
         "grant select on t to x",
         "revoke select on t from x",
-        "merge into t using u on true when matched then delete",
         "prepare x as select 1",
         "execute x",
         "declare c cursor for select 1",
@@ -131,6 +244,8 @@ def test_what_changes_the_schema(statement: str) -> None:
         "load 'x'",
         "discard all",
         "with x as (delete from t returning *) select * from x",
+        "merge into t using (delete from u returning *) x on true when matched then delete",
+        "with x as (merge into t using u on true when matched then delete returning t.a) select * from x",
         "with x as (insert into t values (1) returning *) select * from x",
         "with x as (update t set a = 1 returning *) update u set a = 1",
         "select * into u from t",
@@ -138,11 +253,7 @@ def test_what_changes_the_schema(statement: str) -> None:
         "select * from t for update",
         "select * from t for no key update skip locked",
         "select * from (select * from t for share) x",
-        "update t set a = 1 from u",
-        "delete from t using u",
         "delete from t where current of c",
-        "insert into t values (1) on conflict (a) do update set a = 1",
-        "insert into t values (1) on conflict (a) where b do update set a = excluded.a where true",
         "truncate t, u",
         "truncate t cascade",
         "truncate t restart identity",
@@ -367,3 +478,34 @@ def test_values_whose_type_is_not_known_are_text() -> None:
     assert to_json("(3,4),(1,2);(5,6),(3,4)", 603) == "(3,4),(1,2);(5,6),(3,4)"
     assert to_json("{(3,4),(1,2);(7,8),(5,6)}", 1020) == ["(3,4),(1,2)", "(7,8),(5,6)"]
     assert to_json('{"a":1e999}', 3802) == '{"a":1e999}'
+
+
+@pytest.mark.parametrize(
+    ("sets", "names"),
+    [
+        ("a = 1", {"a"}),
+        (
+            'A = f(b, c), "B, x" = (select d, e from u where f = 1), c[1] = 2, d.x = 3',
+            {"a", "B, x", "c", "d"},
+        ),
+        ("(a, b) = (1, 2), c = row(d, 1), (e) = row(1)", {"a", "b", "c", "e"}),
+        ("a = (b = c), d = b = c from u where g = 1, 2", {"a", "d"}),
+        ("a = b is distinct from c, e = array[f, g] where h = 1", {"a", "e"}),
+        ("a = 1, b = 2 returning c, d", {"a", "b"}),
+    ],
+)
+def test_columns_that_an_update_sets(sets: str, names: set[str]) -> None:
+    assert shape_of_write(lex(f"update t set {sets}", 0), "update").sets == names
+
+
+def test_what_is_known_of_a_statement_is_what_it_is() -> None:
+    for text, count in (
+        ("select 1 from t", 0),
+        ("select %s from t", 1),
+        (f"select '{'x' * 3000}' from t", 0),
+    ):
+        for _ in range(2):
+            assert known_or_classified(text, count) == classify(text, count)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="are given"):
+            known_or_classified("select %s from t", 2)

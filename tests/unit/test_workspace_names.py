@@ -280,7 +280,21 @@ def test_the_walk_agrees_with_the_system_call(live, relative, flags):
         os.close(root_fd)
 
 
-@pytest.mark.parametrize("opener", [openat.open_beneath, openat.open_walk])
+def test_a_child_is_opened_as_it_stands_there_and_never_through_a_link(live):
+    (live / "f").write_text("1")
+    (live / "lf").symlink_to("f")
+    root_fd = os.open(live, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fd = openat.open_child(root_fd, b"f", openat.FILE)
+        assert os.read(fd, 9) == b"1"
+        os.close(fd)
+        with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+            openat.open_child(root_fd, b"lf", openat.FILE)
+    finally:
+        os.close(root_fd)
+
+
+@pytest.mark.parametrize("opener", [openat.open_beneath, openat.open_walk, openat.open_child])
 @pytest.mark.parametrize("relative", [b"..", b"../x", b"d/../../x"])
 def test_neither_way_climbs(live, opener, relative):
     (live / "d").mkdir()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from ringfence.console import (
+    commands_a2a,
     commands_agents,
     commands_approvals,
     commands_audit,
@@ -20,6 +21,7 @@ from ringfence.console import (
     commands_family,
     commands_image,
     commands_kernel,
+    commands_mcp,
     commands_messages,
     commands_move,
     commands_output,
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SECTIONS: dict[str, tuple[str, ...]] = {
-    "The kernel": ("up", "down", "status", "doctor", "reload", "secrets", "image"),
+    "The kernel": ("up", "down", "status", "doctor", "reload", "secrets", "mcp", "a2a", "image"),
     "Agents": (
         "submit",
         "ps",
@@ -156,6 +158,12 @@ def build() -> Root:
     secrets = Branch("secrets", about="Values kept by the kernel: never shown, never inside a sandbox.")
     commands_secrets.commands.attach(secrets)
     tree.add_command(secrets)
+    mcp = Branch("mcp", about="Declared MCP servers, and their tools as they were taken.")
+    commands_mcp.commands.attach(mcp)
+    tree.add_command(mcp)
+    a2a = Branch("a2a", about="Declared agents elsewhere, and their cards as they were taken.")
+    commands_a2a.commands.attach(a2a)
+    tree.add_command(a2a)
     schedule = Branch("schedule", about="When agents run by themselves.")
     commands_schedule.commands.attach(schedule)
     tree.add_command(schedule)

@@ -153,6 +153,8 @@ def _show(document: Mapping[str, Any]) -> None:
         ]
     )
     _divergence(record(document, "divergence"))
+    for stray in records(document, "strays"):
+        _stray(stray)
     _rules(records(document, "rules"))
     _grants(records(document, "grants"))
     _budgets(records(document, "budgets"))
@@ -168,6 +170,27 @@ def _divergence(found: Mapping[str, Any]) -> None:
         render.say(f"  {safe(line)}")
     for choice in records(found, "choices"):
         render.say(f"{safe(choice['do'])}:\n  {safe(choice['command'])}")
+
+
+def _stray(found: Mapping[str, Any]) -> None:
+    """A new call while recorded ones were left, and what it differs in."""
+    step, was = found.get("step"), found.get("recorded_step")
+    this = f"step {step}" if step else f"a call of {safe(found['action'])}"
+    render.say(
+        f"\n{this} is not on record, while {found.get('left')} recorded calls had not been asked for again;"
+    )
+    differences = records(found, "differences")
+    if not differences:
+        render.say(f"the first of them is step {was}, {safe(found['recorded_action'])}")
+        return
+    render.say(f"it differs from step {was} here; what varies by itself can stand in `restart.ignore`:")
+    for one in differences:
+        render.say(f"  at {safe(one['at'] or '/')}")
+        for name, mark in (("recorded", "-"), ("made", "+")):
+            if name in one:
+                render.say(f"    {mark} {safe(one[name])}")
+    if more := found.get("more"):
+        render.say(f"  … {more} more")
 
 
 def next_step(agent: Mapping[str, Any]) -> str | None:

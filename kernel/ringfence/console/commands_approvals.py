@@ -86,6 +86,7 @@ def show(session: Session, id: str) -> int:  # noqa: A002 - as the contract name
             ("question", detail.get("question")),
             ("touches", detail.get("touches")),
             *(("because", because) for because in items(detail, "because")),
+            ("undo", detail.get("undo")),
             ("tainted", detail.get("tainted")),
             *((f"from step {s.get('step')}", source_line(s)) for s in records(detail, "provenance")),
             ("approved by", _approving(shown)),

@@ -93,7 +93,9 @@ def _verify(session: Session, files: tuple[str, ...]) -> int:
         render.emit(report)
         return ExitCode.OK if report.get("ok") is True else ExitCode.UNWELL
     counted = ", ".join(
-        f"{report[key]} {key}" for key in ("rows", "chains", "anchors") if report.get(key) is not None
+        plural(report[f"{noun}s"], noun)
+        for noun in ("row", "chain", "anchor")
+        if report.get(f"{noun}s") is not None
     )
     # Anything but a plain yes is a no.
     if report.get("ok") is True:

@@ -19,7 +19,6 @@ from ringfence.console.durations import plural, size
 from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
 from ringfence.console.session import Commands, Session
 from ringfence.console.text import pad, safe
-from ringfence.policy.kernel_file import parse_kernel_file
 from ringfence.policy.problems import ManifestError
 from ringfence.sandbox.types import SandboxError
 
@@ -93,6 +92,8 @@ def doctor(session: Session, config: str | None) -> int:
 
 
 def _kernel_file(config: str) -> KernelFile:
+    from ringfence.policy.kernel_file import parse_kernel_file  # noqa: PLC0415 - takes longer than most commands do altogether
+
     try:
         return parse_kernel_file(read_text(config, "kernel file"), config)
     except ManifestError as error:

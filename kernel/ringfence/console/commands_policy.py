@@ -11,15 +11,11 @@ from ringfence.console import render
 from ringfence.console.commands_agents import print_rules
 from ringfence.console.commands_submit import read_text
 from ringfence.console.documents import as_record, items, records, source_line
+from ringfence.console.durations import plural
 from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.session import Commands, Session
 from ringfence.console.text import safe
-from ringfence.policy.importing import as_manifest, documents, import_settings
-from ringfence.policy.kernel_file import parse_kernel_file
-from ringfence.policy.lint import lint_kernel_file, lint_manifest
-from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.problems import ManifestError, Problem
-from ringfence.policy.schema import kernel_schema, manifest_schema
 
 commands = Commands()
 
@@ -56,7 +52,8 @@ def lint(session: Session, file: str, against: str | None, strict: bool) -> int:
     else:
         for warning in warnings:
             render.say(safe(warning.render(source).replace(": ", ": warning: ", 1)))
-        render.say(f"{safe(source)}: ok{f', {len(warnings)} warnings' if warnings else ''}")
+        warned = f", {plural(len(warnings), 'warning')}" if warnings else ""
+        render.say(f"{safe(source)}: ok{warned}")
     if failure is not None:
         return ExitCode.USAGE
     return ExitCode.UNWELL if strict and warnings else ExitCode.OK
@@ -186,6 +183,8 @@ def import_rules(session: Session, file: str, name: str) -> int:
     The manifest never allows more than the settings did. What can't be said by a rule stands in it as a comment. Needs no
     kernel.
     """
+    from ringfence.policy.importing import as_manifest, documents, import_settings  # noqa: PLC0415 - takes longer than most commands do altogether
+
     source = "settings" if file == "-" else file
     try:
         found = import_settings(read_text(file, "file"), source)
@@ -206,6 +205,8 @@ def import_rules(session: Session, file: str, name: str) -> int:
 def schema(session: Session, kind: str) -> int:
     """Print the JSON Schema of a file, for editors; needs no kernel."""
     del session
+    from ringfence.policy.schema import kernel_schema, manifest_schema  # noqa: PLC0415 - takes longer than most commands do altogether
+
     made = manifest_schema() if kind == "manifest" else kernel_schema()
     render.say(json.dumps(made, indent=2))
     return ExitCode.OK
@@ -221,6 +222,10 @@ def _checked(kind: str, text: str, source: str, against: str | None) -> list[Pro
     Raises:
         ManifestError: it is wrong.
     """
+    from ringfence.policy.kernel_file import parse_kernel_file  # noqa: PLC0415 - takes longer than most commands do altogether
+    from ringfence.policy.lint import lint_kernel_file, lint_manifest  # noqa: PLC0415 - the same
+    from ringfence.policy.manifest import parse_manifest  # noqa: PLC0415 - the same
+
     if kind == "Kernel":
         return lint_kernel_file(parse_kernel_file(text, source))
     manifest = parse_manifest(text, source)

@@ -69,7 +69,10 @@ def prune(session: Session, agent: str, dry_run: bool, older_than: str | None) -
     verb = "would go" if dry_run else "gone"
     removed, messages = items(document, "removed"), document.get("messages") or 0
     logs = size(document.get("logs_bytes") or 0)
-    render.say(f"{verb}: {plural(len(removed), 'agent')}, {plural(messages, 'message')}, {logs} of output")
+    bytes_of = size(document.get("artifact_bytes") or 0)
+    render.say(
+        f"{verb}: {plural(len(removed), 'agent')}, {plural(messages, 'message')}, {logs} of output, {bytes_of} of artifacts"
+    )
     for one in records(document, "skipped"):
-        render.say(f"skipped {one['agent']}: {one['reason']}")
+        render.say(f"skipped {one['agent'] or 'the artifacts'}: {one['reason']}")
     return ExitCode.OK

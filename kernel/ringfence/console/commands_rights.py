@@ -12,7 +12,6 @@ from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.render import Column
 from ringfence.console.session import Commands, Session
 from ringfence.console.text import safe
-from ringfence.policy.manifest import parse_rule
 from ringfence.policy.problems import ManifestError
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ commands = Commands()
     "grant",
     "ringfence grant invoice-bot 'fs.write: \"/workspace/out/**\"' --expires 1h",
     "ringfence grant invoice-bot 'sql.read: {database: crm, tables: [invoices]}' --uses 3",
+    "ringfence grant invoice-bot 'http.post: \"https://pay.example.com/**\"' --deny",
 )
 @click.argument("agent")
 @click.argument("rule")
@@ -34,16 +34,21 @@ commands = Commands()
 @click.option(
     "--uses", type=click.IntRange(min=1), metavar="N", help="How often it may be used. Default: any number."
 )
-def grant(session: Session, agent: str, rule: str, expires: str | None, uses: int | None) -> int:
-    """Add a permission while the agent runs; prints the grant's id.
+@click.option("--deny", is_flag=True, help="Deny it instead, whatever permits it.")
+def grant(session: Session, agent: str, rule: str, expires: str | None, uses: int | None, deny: bool) -> int:
+    """Add a permission while the agent runs, or a deny; prints its id.
 
-    A deny rule and the operator's ceilings still win.
+    A deny and the operator's ceilings win. A deny holds on every kernel when this returns, until its id is revoked.
     """
-    _check_rule(rule)
+    if deny and uses:
+        raise ConsoleError("a deny isn't used up; leave `--uses` out", ExitCode.USAGE)
+    _check_rule(rule, "deny" if deny else "allow")
     expires_ms = asked_ms(expires) if expires is not None else 0
     if expires is not None and expires_ms == 0:
         raise ConsoleError(f"`--expires {expires}` is over at once; give a longer duration", ExitCode.USAGE)
-    document = session.client().call("Grant", agent=agent, rule=rule, expires_ms=expires_ms, uses=uses or 0)
+    document = session.client().call(
+        "Grant", agent=agent, rule=rule, expires_ms=expires_ms, uses=uses or 0, deny=deny
+    )
     if session.as_json:
         render.emit(document)
     else:
@@ -80,9 +85,11 @@ def revoke(session: Session, agent: str, rule_or_grant: str, everything: bool, p
     return ExitCode.OK
 
 
-def _check_rule(rule: str) -> None:
+def _check_rule(rule: str, verdict: str) -> None:
+    from ringfence.policy.manifest import parse_rule  # noqa: PLC0415 - takes longer than most commands do altogether
+
     try:
-        parse_rule(rule)
+        parse_rule(rule, verdict)
     except ManifestError as error:
         raise ConsoleError(str(error), ExitCode.USAGE) from None
 

@@ -10,17 +10,16 @@ import click
 from ringfence.console import render
 from ringfence.console.durations import size
 from ringfence.console.errors import ConsoleError, ExitCode, os_error_text
-from ringfence.console.overrides import apply_overrides
 from ringfence.console.pack import pack, packed_bytes
 from ringfence.console.progress import Progress
 from ringfence.console.session import Commands, Session
-from ringfence.policy.manifest import Manifest, parse_manifest
 from ringfence.policy.problems import ManifestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ringfence.console.client import Client
+    from ringfence.policy.manifest import Manifest
 
 commands = Commands()
 
@@ -65,7 +64,11 @@ def submit(session: Session, manifest: str, **options: Unpack[_Options]) -> int:
             "`--name` is empty; give a name, or leave it out to take the manifest's", ExitCode.USAGE
         )
     source = "manifest" if manifest == "-" else manifest
-    text = apply_overrides(read_text(manifest, "manifest"), options["overrides"])
+    text = read_text(manifest, "manifest")
+    if options["overrides"]:
+        from ringfence.console.overrides import apply_overrides  # noqa: PLC0415 - few submits need its YAML
+
+        text = apply_overrides(text, options["overrides"])
     checked = check_manifest(text, source)
     workspace = _workspace(checked, manifest)
     header = {
@@ -114,6 +117,8 @@ def check_manifest(text: str, source: str) -> Manifest:
     Raises:
         ConsoleError: it has problems, one a line with line and column.
     """
+    from ringfence.policy.manifest import parse_manifest  # noqa: PLC0415 - takes longer than most commands do altogether
+
     try:
         return parse_manifest(text, source)
     except ManifestError as error:

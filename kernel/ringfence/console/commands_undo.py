@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 from ringfence.console import render
+from ringfence.console.commands_diff import show_diff
 from ringfence.console.commands_undo_all import roll_back_all
 from ringfence.console.documents import as_record, items, records
-from ringfence.console.durations import asked_ms, plural, size, utc
+from ringfence.console.durations import asked_bytes, asked_ms, plural, size, utc
 from ringfence.console.errors import ConsoleError, ExitCode
 from ringfence.console.progress import Progress
 from ringfence.console.render import Column
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 commands = Commands()
 
+_COVERS_SHOWN = 12
 _ACTION_COLUMNS = 7
 
 _POINTS = (
@@ -51,11 +53,17 @@ class _RollbackOptions(TypedDict):
     "ringfence points verify invoice-bot",
     "ringfence points prune invoice-bot --keep 20",
     "ringfence points prune invoice-bot --older-than 30d",
+    "ringfence points prune invoice-bot --size 2Gi",
 )
 @click.argument("words", nargs=-1, required=True, metavar="AGENT | verify [AGENT] | prune AGENT")
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="With `prune`: how many stay.")
 @click.option("--older-than", metavar="DURATION", help="With `prune`: those taken longer ago go.")
-def points(session: Session, words: tuple[str, ...], keep: int | None, older_than: str | None) -> int:
+@click.option(
+    "--size", "most", metavar="SIZE", help="With `prune`: how much the newest may take, such as 2Gi."
+)
+def points(
+    session: Session, words: tuple[str, ...], keep: int | None, older_than: str | None, most: str | None
+) -> int:
     """List rollback points, read them back, or remove the oldest.
 
     `verify` reads every point back, of one agent or of all; exit 1 when one can't be verified. `prune`
@@ -66,10 +74,10 @@ def points(session: Session, words: tuple[str, ...], keep: int | None, older_tha
     if len(names) > 1 or (verb == "prune" and not names):
         raise ConsoleError("`points` takes one agent; see `ringfence points --help`", ExitCode.USAGE)
     if verb == "prune":
-        return _prune(session, names[0], keep, older_than)
-    if keep is not None or older_than is not None:
+        return _prune(session, names[0], keep, older_than, most)
+    if keep is not None or older_than is not None or most is not None:
         raise ConsoleError(
-            "`--keep` and `--older-than` go with `ringfence points prune AGENT`", ExitCode.USAGE
+            "`--keep`, `--older-than` and `--size` go with `ringfence points prune AGENT`", ExitCode.USAGE
         )
     if not verb:
         found = _points(session, names[0], verify=False)
@@ -86,6 +94,8 @@ def _verify(session: Session, names: Sequence[str]) -> int:
             progress.now(f"verifying points of {agent}, {number} of {plural(len(agents), 'agent')}")
             found += [{**point, "agent": agent} for point in _points(session, agent, verify=True)]
     _print_points(session, found)
+    if not session.as_json:
+        _print_damage(found)
     bad = [f"{point['agent']}/{point['id']}" for point in found if not point.get("verified")]
     if bad:
         raise ConsoleError(
@@ -95,12 +105,25 @@ def _verify(session: Session, names: Sequence[str]) -> int:
     return ExitCode.OK
 
 
-def _prune(session: Session, agent: str, keep: int | None, older_than: str | None) -> int:
+def _print_damage(found: Sequence[Mapping[str, Any]]) -> None:
+    for point in found:
+        for one in records(point, "damage"):
+            place = "in the shared store" if one.get("where") == "store" else "here"
+            what = safe(one.get("path") or "all of it")
+            render.say(
+                f"{safe(point['agent'])}/{safe(point['id'])}, step {safe(point['step'])}: {what}: {safe(one.get('why'))} ({place})"
+            )
+            render.say(f"    lost: {safe(one.get('lost'))}")
+
+
+def _prune(session: Session, agent: str, keep: int | None, older_than: str | None, most: str | None) -> int:
     fields: dict[str, Any] = {"agent": agent}
     if keep is not None:
         fields["keep"] = keep
     if older_than is not None:
         fields["older_than_ms"] = asked_ms(older_than)
+    if most is not None:
+        fields["size_bytes"] = asked_bytes(most)
     with Progress("pruning", shown=not session.as_json):
         document = session.client().call("PrunePoints", **fields)
     if session.as_json:
@@ -183,26 +206,26 @@ def rollback(session: Session, agent: str, **options: Unpack[_RollbackOptions]) 
     return ExitCode.OK
 
 
-@commands.add("diff", "ringfence diff invoice-bot", "ringfence diff invoice-bot --from p3 --to p17")
+@commands.add(
+    "diff",
+    "ringfence diff invoice-bot",
+    "ringfence diff invoice-bot --from p3 --to p17",
+    "ringfence diff invoice-bot --from 9 --to p12",
+)
 @click.argument("agent")
-@click.option("--from", "start", default="", metavar="POINT", help="Default: the workspace as submitted.")
-@click.option("--to", "end", default="", metavar="POINT", help="Default: now.")
+@click.option(
+    "--from", "start", default="", metavar="WHERE", help="A point, a step or a time. Default: the beginning."
+)
+@click.option("--to", "end", default="", metavar="WHERE", help="The same. Default: now.")
 def diff(session: Session, agent: str, start: str, end: str) -> int:
-    """Show what changed in the workspace between two points."""
+    """Show what differs between two steps, also of different branches.
+
+    Files, rows of databases that the agent wrote, and its keys of the shared state. A point is the moment
+    just before its step.
+    """
     with Progress("comparing", shown=not session.as_json):
         document = session.client().call("Diff", **{"agent": agent, "from": start, "to": end})
-    if session.as_json:
-        render.emit(document)
-        return ExitCode.OK
-    changes = records(document, "changes")
-    for change in changes:
-        render.say(f"{render.coloured(safe(change.get('kind', '')))}  {safe(change.get('path', ''))}")
-        for line in (
-            str(change.get("diff") or "").removesuffix("\n").split("\n") if change.get("diff") else ()
-        ):
-            render.say("    " + _diff_line(safe(line)))
-    if not changes:
-        render.note("no changes")
+    show_diff(session, document)
     return ExitCode.OK
 
 
@@ -267,7 +290,12 @@ def _print_points(session: Session, found: Sequence[Mapping[str, Any]]) -> None:
 
 def _point_row(point: Mapping[str, Any]) -> list[str]:
     covers = point.get("covers")
-    text = covers if isinstance(covers, str) else ", ".join(str(item) for item in items(point, "covers"))
+    if isinstance(covers, str):
+        text = covers
+    else:
+        names = [str(item) for item in items(point, "covers")]
+        more = len(names) - _COVERS_SHOWN
+        text = ", ".join(names[:_COVERS_SHOWN]) + (f" and {more} more" if more > 0 else "")
     return [
         safe(point.get("id", "")),
         safe(point.get("step", "")),
@@ -295,7 +323,10 @@ def _print_rollback(session: Session, document: Mapping[str, Any]) -> None:
         ]
         detail = safe(change.get("detail") or "")
         render.say("  " + "  ".join(words) + (f"  ({detail})" if detail else ""))
-    _section("left alone, because others changed it since", items(document, "conflicts"))
+    _section(
+        "left alone, because others changed it since or it could not be taken back",
+        items(document, "conflicts"),
+    )
     _section("can't be undone", items(document, "not_undoable"))
     _section("also", items(document, "others"))
     if not preview:
@@ -324,8 +355,3 @@ def _item(item: object) -> str:
     if "target" in facts and "reason" in facts:
         return f"{safe(facts.get('kind'))}  {safe(facts['target'])}: {safe(facts['reason'])}"
     return "  ".join(f"{key} {safe(value)}" for key, value in facts.items() if value not in (None, ""))
-
-
-def _diff_line(line: str) -> str:
-    meaning = {"+": "create", "-": "remove", "@": "modify"}.get(line[:1])
-    return render.coloured(line, meaning) if meaning else line

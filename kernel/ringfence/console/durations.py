@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 from ringfence.console.errors import ConsoleError, ExitCode
+from ringfence.policy.units import parse_size
 
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", re.ASCII)
@@ -50,6 +51,18 @@ def asked_ms(text: str, *, bare_unit: str | None = None) -> int:
         return parse_duration_ms(text, bare_unit=bare_unit)
     except ValueError as error:
         raise ConsoleError(str(error), ExitCode.USAGE) from None
+
+
+def asked_bytes(text: str) -> int:
+    """Read `500Mi`, `2Gi`, `10MB` or a plain number of bytes.
+
+    Raises:
+        ConsoleError: not a size.
+    """
+    found = parse_size(text.strip())
+    if found is None:
+        raise ConsoleError(f"`{text}` is not a size; write `500Mi` or `2Gi`", ExitCode.USAGE)
+    return found
 
 
 def parse_time(text: str, *, now: datetime | None = None) -> str:

@@ -16,14 +16,18 @@ from ringfence.kernel.pool_shares import Member
 from ringfence.kernel.pool_words import waiting_text
 from ringfence.kernel.replay import Unfinished
 from ringfence.kernel.settled import reserved_amounts, used_grants
+from ringfence.kernel.waits import CREDENTIAL
 from ringfence.policy.types import Verdict
 from ringfence.syscalls.base import Effect, NeedsApproval, Recovery
-from ringfence.syscalls.errors import BudgetExhausted
+from ringfence.syscalls.errors import BudgetExhausted, NoSuchResource, SyscallError
+from ringfence.syscalls.sleep import moved
 
 WITH_DESTRUCTION = ("calls", "destructive")
 WITHOUT = ("calls",)
-MAY_DESTROY = frozenset({"exec.run"})
+MAY_DESTROY = frozenset({"exec.run", "workspace.commit"})
 """Actions that are known to destroy something only when they have run."""
+LOOK_S = 0.5
+"""How often a call that lacks a secret looks whether it was set."""
 
 
 class Admission:
@@ -42,18 +46,23 @@ class Admission:
         rights = await flight.thread.current_rights()
         judgement = await flight.weigh(rights, flight.plan.questions)
         flight.decided(rights, judgement)
+        if judgement.verdict is not Verdict.DENY and flight.plan.foreseen:
+            foreseen = await flight.weigh(rights, flight.plan.foreseen)
+            if foreseen.verdict is Verdict.DENY:
+                judgement = foreseen
+                flight.decided(rights, judgement)
         if judgement.verdict is Verdict.DENY:
             raise flight.denial(judgement)
         if not flight.permits(judgement):
             raise NeedsApproval
 
-    async def decide_again(self, flight: Flight, moved: EpochMoved) -> None:
+    async def decide_again(self, flight: Flight, newer: EpochMoved) -> None:
         """The epoch moved between decision and commit: the call is judged under the policy in force.
 
         Raises:
             Revoked: it does not allow it any more.
         """
-        await flight.look_again(await flight.thread.refresh(moved.epoch))
+        await flight.look_again(await flight.thread.refresh(newer.epoch))
 
     @staticmethod
     def reserve(flight: Flight) -> None:
@@ -150,9 +159,31 @@ class Admission:
                 return
 
     @staticmethod
+    async def plan(flight: Flight) -> None:
+        """Plan it. Of an agent that works on tasks of others, a call that lacks an operator's secret waits for that.
+
+        Raises:
+            NoSuchResource: a resource is not there, or its secret was not set for as long as an approval may take.
+        """
+        thread, ends = flight.thread, time.monotonic() + flight.thread.manifest.approvals.expire_s
+        family = flight.row.action.partition(".")[0]
+        while True:
+            try:
+                return flight.make_plan()
+            except NoSuchResource as error:
+                lacks, left = error.metadata.get("unavailable", ""), ends - time.monotonic()
+                # Nobody is told of a secret for the sake of what no rule allows.
+                waits = lacks and thread.manifest.serve is not None and thread.environment.may_any(family)
+                if not waits or left <= 0:
+                    raise
+            until_us = time.time_ns() // 1000 + int(left * 1e6)
+            async with flight.waiting("credential", f"{CREDENTIAL}{lacks}", until_us):
+                await _available(flight, lacks, left)
+
+    @staticmethod
     async def wait(flight: Flight, seconds: float) -> None:
         """Wait for a rate; the agent is `waiting` meanwhile, unless somebody says something else about it."""
-        budgets, action = flight.thread.budgets, flight.row.action
+        budgets, action = flight.thread.budgets, flight.rated
         while seconds > 0:
             until_us = time.time_ns() // 1000 + int(seconds * 1e6)
             async with flight.waiting("rate", f"rate {budgets.slowest(action)}", until_us):
@@ -169,6 +200,9 @@ class Admission:
         """Go on under the intent of a dead kernel: what it had taken for the call is not taken again."""
         intent = unfinished.intent
         flight.again, flight.progress = True, unfinished.progress
+        by_us = flight.thread.moved_us.get(intent.step, 0)
+        if by_us and flight.progress is not None:
+            flight.progress = moved(flight.progress, by_us)
         flight.effect_id = intent.effect_id
         flight.used = used_grants(intent)
         destroys = intent.effect == Effect.DESTROY.name
@@ -178,4 +212,19 @@ class Admission:
             flight.carried = arguments_of(flight)
         if flight.thread.pools is not None:
             flight.drawn = flight.thread.pools.attach(flight.reserved)
-        flight.rerun = flight.row.recovery is Recovery.KEYED and not destroys
+        flight.rerun = flight.row.recovery is Recovery.KEYED
+
+
+async def _available(flight: Flight, resource: str, within_s: float) -> None:
+    """Wait until a call can be planned, or lacks something else; then it is planned by whoever asked."""
+    ends = time.monotonic() + within_s
+    while (left := ends - time.monotonic()) > 0:
+        await asyncio.sleep(min(LOOK_S, left))
+        try:
+            flight.row.body.plan(flight.arguments, flight.thread.environment)
+        except NoSuchResource as error:
+            if error.metadata.get("unavailable") == resource:
+                continue
+        except SyscallError:
+            pass  # it is told when it is planned
+        return

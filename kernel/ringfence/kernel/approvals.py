@@ -226,6 +226,7 @@ class Approvals:
             return Denied(
                 f"nobody answered approval {record.id} until {until}; make the call again to ask anew",
                 **facts,
+                expired=until,
             )
         return Denied(f"approval {record.id} was closed: {record.reason}", **facts)
 

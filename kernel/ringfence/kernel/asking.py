@@ -105,6 +105,10 @@ async def describe(flight: Flight, asked: Asked | None) -> dict[str, Any]:
         diff = await asyncio.to_thread(_diff, flight)
         if diff:
             detail["diff"] = diff
+    if flight.plan.no_return:
+        detail["undo"] = flight.plan.no_return
+    if flight.plan.doubt is not None and await flight.plan.doubt.why():
+        detail |= flight.plan.doubt.detail()
     judgement, thread = flight.judgement, flight.thread
     if judgement is not None and judgement.facts:
         detail["because"] = list(judgement.facts)

@@ -135,12 +135,10 @@ class Budgets:
         self._buckets: list[Bucket] = []
         self._by_action: dict[str, tuple[Bucket, ...]] = {}
         self.context_max_tokens: int | None = None
-        self.metered = (
-            False  # whether bytes are counted: of an agent without a limit of them nobody measures a call
-        )
+        self.metered = False  # whether bytes are counted: without a limit of them nobody measures a call
         self.overrides = overrides or Limits()
-        self.relimited = asyncio.Event()
-        self.freed = asyncio.Event()
+        self._relimited: asyncio.Event | None = None  # there when somebody waits for it: few ever do
+        self._freed: asyncio.Event | None = None
         self.relimit(ceilings, self.overrides)
 
     # -- limits ---------------------------------------------------------------------------------------------------
@@ -171,14 +169,30 @@ class Budgets:
         self.context_max_tokens = min(windows, default=None)
         self._wake()
 
+    @property
+    def relimited(self) -> asyncio.Event:
+        """That the limits are others."""
+        if self._relimited is None:
+            self._relimited = asyncio.Event()
+        return self._relimited
+
+    @property
+    def freed(self) -> asyncio.Event:
+        """That calls under way gave something back."""
+        if self._freed is None:
+            self._freed = asyncio.Event()
+        return self._freed
+
     def _wake(self) -> None:
-        self.relimited.set()
-        self.relimited = asyncio.Event()
+        if self._relimited is not None:
+            self._relimited.set()
+            self._relimited = None
         self._free()
 
     def _free(self) -> None:
-        self.freed.set()
-        self.freed = asyncio.Event()
+        if self._freed is not None:
+            self._freed.set()
+            self._freed = None
 
     # -- totals ---------------------------------------------------------------------------------------------------
 

@@ -25,14 +25,18 @@ from ringfence.kernel.journal.segments import (
     place_of,
     staying,
 )
+from ringfence.kernel.journal.types import AgentKey
 from ringfence.kernel.replay import Lineage
-from ringfence.kernel.rollback_plan import pruned_before
+from ringfence.kernel.rollback_cuts import pruned_before
 from ringfence.policy.keeping import Keeping
 
 if TYPE_CHECKING:
     from ringfence.kernel.core import Core
-    from ringfence.kernel.journal.types import AgentKey, StoredRow
+    from ringfence.kernel.journal.types import StoredRow
     from ringfence.kernel.thread import Thread
+
+CHECKPOINTS_PRUNED: Final = "agent.checkpoints_pruned"
+"""The event that says before which step checkpoints were removed."""
 
 EVERYTHING: Final = (1 << 62) - 1
 """Behind this all steps lie: of an agent that was removed."""
@@ -58,12 +62,13 @@ class Compacted:
     behind: int = 0
     given_up: int = 0
     freed_bytes: int = 0
+    checkpoints: int = 0
     files: list[str] = field(default_factory=list[str])
 
     @property
     def nothing(self) -> bool:
         """Whether nothing was to be done."""
-        return not self.parts and not self.given_up
+        return not self.parts and not self.given_up and not self.checkpoints
 
     def document(self) -> dict[str, Any]:
         """As `prune` shows it."""
@@ -76,6 +81,7 @@ class Compacted:
             "archive_bytes": self.size_bytes,
             "pruned_files": self.given_up,
             "freed_bytes": self.freed_bytes,
+            "checkpoints": self.checkpoints,
         }
 
 
@@ -84,6 +90,8 @@ class Compaction:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self.alone = asyncio.Lock()
+        """Held by whoever archives a chain that no thread stands for: its files may be swept by nobody meanwhile."""
 
     async def behind(self, thread: Thread, keeping: Keeping) -> int:
         """The step of the checkpoint behind which nothing is needed any more; 0: nothing may go.
@@ -123,14 +131,46 @@ class Compaction:
             await self._parts(
                 thread.key, thread.id, behind, last, done, thread=thread, keeping=keeping, dry=dry
             )
+            await self._checkpoints(thread, done, dry=dry)
         return done
 
+    async def _checkpoints(self, thread: Thread, done: Compacted, *, dry: bool) -> None:
+        """Remove checkpoints before the one that all archived steps lie behind: nothing goes back beyond that one any more."""
+        core = self._core
+        async with thread.operation:
+            behind, _, _ = await core.store.archived_behind(thread.key)
+            done.checkpoints = await core.store.old_checkpoints(thread.key, behind)
+            if not done.checkpoints or dry:
+                return
+            facts = {"before_step": behind, "checkpoints": done.checkpoints}
+            await core.event(thread.key, CHECKPOINTS_PRUNED, thread.id, **facts)
+            await core.failpoints.reach("prune:checkpoints", thread.id)
+            await core.store.prune_checkpoints(core.kernel, core.fence, thread.key, behind)
+
     async def compact_removed(self, key: AgentKey, agent: str, *, dry: bool) -> Compacted:
-        """Archive the journal of an agent that was removed; its chain is this kernel's meanwhile."""
+        """Archive the journal of an agent that was removed; its chain is this kernel's meanwhile, and `alone` the caller's."""
         done = Compacted(agent=agent)
         last = await self._core.store.last_position(key)
         await self._parts(key, agent, EVERYTHING, last, done, thread=None, keeping=Keeping(), dry=dry)
         return done
+
+    async def compact_kernels(self, age_s: float, *, dry: bool) -> list[Compacted]:
+        """Archive what is so old of the chains of this kernel and of those before it on its data directory.
+
+        They are never given up: heads that were signed in them are what agents' chains are held against.
+        """
+        core, store = self._core, self._core.store
+        found: list[Compacted] = []
+        async with self.alone:
+            for kernel, key, last in await store.kernel_chains(core.kernel, age_s, ROWS_LEAST, SEGMENT_ROWS):
+                done = Compacted(agent=kernel)
+                # A chain whose number is a kernel's is below zero.
+                chain = AgentKey(-key)
+                await self._parts(
+                    chain, kernel, EVERYTHING, last, done, thread=None, keeping=Keeping(), dry=dry
+                )
+                found.append(done)
+        return found
 
     async def _parts(
         self,
@@ -146,18 +186,23 @@ class Compaction:
     ) -> None:
         store = self._core.store
         done.behind = behind if behind < EVERYTHING else 0
-        _, pos, _ = await store.archived_behind(key)
-        before = await store.hash_at(key, pos) if pos else genesis(key)
-        if not dry:
-            await self._sweep(key, agent)
+        lock = asyncio.Lock() if thread is None else thread.operation
+        # INVARIANT: files are swept where nobody is between one that is written and the row that names it.
+        async with lock:
+            if not dry:
+                await self._sweep(key, agent)
+            _, pos, _ = await store.archived_behind(key)
+            before = await store.hash_at(key, pos) if pos else genesis(key)
         while pos < last and before is not None:
             rows = await self._page(key, pos, last)
             if len(rows) < ROWS_LEAST and behind < EVERYTHING:
                 return
             # INVARIANT: no rollback finds out meanwhile where it can go, and none went further back since.
-            async with asyncio.Lock() if thread is None else thread.operation:
+            async with lock:
                 if thread is not None and await self.behind(thread, keeping) < behind:
                     return
+                if not dry and (await store.archived_behind(key))[1] != pos:
+                    return  # another look is at it
                 moved = await self._part(key, agent, behind, before, rows, done, dry=dry)
             if not moved:
                 return
@@ -191,7 +236,7 @@ class Compaction:
         core, store = self._core, self._core.store
         first, last = rows[0].pos, rows[-1].pos
         needed = await store.needed_steps(key, {row.step for row in rows if row.step > 0}, first, last)
-        stays = staying(rows, behind=behind, needed=needed)
+        stays = staying(rows, behind=behind, needed=needed) if key > 0 else frozenset[int]()
         gone = [row for row in rows if row.pos not in stays]
         if not gone and len(rows) < SEGMENT_ROWS:
             return False
@@ -223,7 +268,8 @@ class Compaction:
         # Read back as whoever will need it reads it: a row that can't be had again does not leave.
         await asyncio.to_thread(store.archive.read, segment)
         await core.failpoints.reach("archive:written", agent)
-        await core.event(key, ARCHIVED, agent, **segment.facts())
+        # The chain of a kernel that is dead is closed: ours has the word.
+        await core.event(key if key > 0 else -core.kernel, ARCHIVED, agent, **segment.facts())
         await core.failpoints.reach("archive:recorded", agent)
         moved = await store.archive_rows(core.kernel, core.fence, segment, [row.pos for row in gone])
         await core.failpoints.reach("archive:moved", agent)

@@ -34,6 +34,8 @@ from ringfence.syscalls.errors import Fenced, InvalidRequest, JournalUnavailable
 from ringfence.syscalls.table import Row as TableRow
 
 if TYPE_CHECKING:
+    from ringfence.kernel.outcomes import Request
+    from ringfence.kernel.settled import Answer
     from ringfence.kernel.telemetry.recorder import Recorder
 
 
@@ -65,6 +67,7 @@ class Core:
         wake: `Processes.wake`, for what may not know the processes.
         over: whether the journal takes no more rows.
         adopt: `Ownership.adopt`, likewise.
+        boundary: `Boundaries.before`, likewise.
     """
 
     journal: Journal
@@ -80,6 +83,7 @@ class Core:
     on_rest: Callable[[Thread, bool], None] | None = None
     wake: Callable[[Thread], Awaitable[None]] | None = None
     adopt: Callable[[AgentRecord], Awaitable[Thread]] | None = None
+    boundary: Callable[[Thread, Request], Awaitable[Answer | None]] | None = None
     stopping: bool = False
     over: bool = False
     telemetry: Recorder | None = None

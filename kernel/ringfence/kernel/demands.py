@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ringfence.policy.demands import ALL
 from ringfence.policy.manifest_types import Demand, SandboxSpec
-from ringfence.sandbox.types import Wall, meets
+from ringfence.sandbox.types import Limits, Wall, meets
 
 
 class WallMissing(Exception):
@@ -71,3 +71,14 @@ def _check_form(demand: Demand, wall: Wall) -> None:
         raise WallMissing(
             demand, f"the wall `{wall.name}` stands as `{wall.form}` here, not as `{demand.form}`; {fix}"
         )
+
+
+def limits_in(boxes: Sequence[SandboxSpec]) -> Limits:
+    """The smallest of each limit: a child's sandbox is no larger than its parent's."""
+    return Limits(
+        memory_bytes=min(box.memory_bytes for box in boxes),
+        pids=min(box.pids for box in boxes),
+        cpu=min(box.cpu for box in boxes),
+        disk_bytes=min(box.disk_bytes for box in boxes),
+        timeout_s=min(box.timeout_s for box in boxes),
+    )

@@ -13,8 +13,8 @@ CONNECTIONS_MIN = 4
 SHARE_DIVISOR = 16
 """Beyond them an agent has at most this part of what is left, so that a few greedy ones leave room for the others."""
 
-OWN = 12
-"""What an agent costs beside its connections: its socket, its logs, its directory, its launcher, a command that runs."""
+OWN = 9
+"""What an agent costs beside its connections: its socket, two pipes and two files for its output, two directories; and two for a command."""
 
 _RESERVED_PART = 4
 

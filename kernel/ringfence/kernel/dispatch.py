@@ -15,23 +15,26 @@ INVARIANT: a flush takes no row of a call that was decided under another policy 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from ringfence.kernel.admission import Admission
 from ringfence.kernel.atomic import run_atomic
 from ringfence.kernel.config import DEADLINE_MS_MAX, INLINE_RESULT_BYTES_MAX
 from ringfence.kernel.core import Core
+from ringfence.kernel.divergence import Strays
 from ringfence.kernel.flight import Flight
 from ringfence.kernel.journal.types import Entry, EpochMoved, JournalError, Phase, StoredRow
 from ringfence.kernel.journal.types import Row as JournalRow
 from ringfence.kernel.kernel_log import PLACE
 from ringfence.kernel.outcomes import UNRECORDED, Outcomes, Request, inline_payload, printable
 from ringfence.kernel.parking import DIVERGENCE, TOLD_BYTES_MAX, held, unanswered
-from ringfence.kernel.past import Known, lost_reply
+from ringfence.kernel.past import Known, lost_reply, recall
 from ringfence.kernel.prepared import run_prepared
-from ringfence.kernel.recovery import settle_again
+from ringfence.kernel.recovery import recorded_arguments, settle_again
 from ringfence.kernel.replay import Unfinished
 from ringfence.kernel.settled import Answer, answer_from, error_payload
 from ringfence.kernel.straight import Straight
@@ -61,11 +64,10 @@ class Dispatcher:
         self._outcomes = Outcomes(core)
         self._admission = Admission(core)
         self._chores: set[asyncio.Task[None]] = set()
-        self._straight = Straight(core, self._outcomes, self)
-
-    def begin(self, thread: Thread, request: Request, reply: Callable[[Answer], None]) -> bool:
-        """Start a call that goes the straight way; False: nothing was done, `call` runs it."""
-        return self._straight.begin(thread, request, reply)
+        self.begin = Straight(core, self._outcomes, self).begin
+        """Starts a call that goes the straight way; False: nothing was done, `call` runs it."""
+        self.table, self.recall, self.strays = core.table, partial(recall, core), partial(Strays, core)
+        """The table; gives what is recorded at a place of an agent; tells of calls that are not."""
 
     def _later(self, chore: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(chore)
@@ -83,6 +85,10 @@ class Dispatcher:
                 return Answer(step=0, failure=error)
         if thread.parking is not None and await held(thread):
             return unanswered()
+        if thread.environment.direct is not None and self._core.boundary is not None:
+            refused = await self._core.boundary(thread, request)
+            if refused is not None:
+                return refused
         # INVARIANT: looked at last, with nothing to wait for until a new call has its place: of two who ask, one makes it.
         flying = thread.by_lane.get(place)
         if flying is not None:
@@ -115,10 +121,9 @@ class Dispatcher:
         self, thread: Thread, request: Request, flight: Flight, running: asyncio.Future[Answer]
     ) -> Answer:
         """Answer with the call that runs at this place: asked again after a reconnection, or by the next start."""
-        try:
-            same = request.decode(flight.row)[2] == flight.digest
-        except SyscallError:
-            same = False
+        same = False
+        with contextlib.suppress(SyscallError):
+            same = request.decode(flight.row)[2] == flight.digest or request.alike
         if flight.row.action != request.action or not same:
             if flight.waits_for is not None:
                 await self._core.approvals.supersede(flight)
@@ -134,19 +139,21 @@ class Dispatcher:
     ) -> Answer:
         try:
             if row is None:
-                raise NoSuchSyscall(
-                    f"no syscall `{printable(request.action)}`; `ringfence` knows: {', '.join(self._core.table)}"
-                )
+                known = ", ".join(self._core.table)
+                raise NoSuchSyscall(f"no syscall `{printable(request.action)}`; `ringfence` knows: {known}")
             arguments, canonical, digest = request.decode(row)
         except SyscallError as error:
             return await self._outcomes.refuse(thread, request, error)
         if recorded is not None:
             return await self._replay(thread, request, recorded, digest)
         unfinished = thread.replay.unfinished.get((request.lane, request.lane_step))
-        if unfinished is not None and (
-            unfinished.intent.digest != digest or unfinished.intent.action != row.action
-        ):
-            return await self._diverge(thread, request, unfinished.intent)
+        begun = None if unfinished is None else unfinished.intent
+        if begun is not None and (begun.digest, begun.action) != (digest, row.action):
+            if not request.alike:
+                return await self._diverge(thread, request, begun)
+            # INVARIANT: a call that was cut off is made again as it was recorded: its key and its approval are about that.
+            request.raw = recorded_arguments(begun)
+            arguments, canonical, digest = request.decode(row)
         flight = Flight(
             core=self._core,
             thread=thread,
@@ -156,7 +163,7 @@ class Dispatcher:
             digest=digest,
             lane=request.lane,
             lane_step=request.lane_step,
-            step=unfinished.intent.step if unfinished is not None else thread.take_step(),
+            step=thread.take_step() if begun is None else begun.step,
             span_s=min(request.deadline_ms or DEADLINE_MS_MAX, DEADLINE_MS_MAX) / 1000,
         )
         if unfinished is not None:
@@ -167,7 +174,7 @@ class Dispatcher:
 
     async def _replay(self, thread: Thread, request: Request, found: Known, digest: bytes) -> Answer:
         recorded = await thread.replay.past.row(self._core, thread, found)
-        if recorded.digest != digest or recorded.action != request.action:
+        if (recorded.digest != digest and not request.alike) or recorded.action != request.action:
             return await self._diverge(thread, request, recorded)
         if recorded.outcome == "unknown":
             return await self._await_resolution(thread, request)
@@ -230,8 +237,7 @@ class Dispatcher:
         self, flight: Flight, unfinished: Unfinished | None = None, failed: Exception | None = None
     ) -> Answer:
         """Run a flight to its answer, or only answer for what it `failed` with; others find it meanwhile."""
-        thread = flight.thread
-        place = (flight.lane, flight.lane_step)
+        thread, place = flight.thread, (flight.lane, flight.lane_step)
         flight.task = asyncio.current_task()
         thread.took_off(flight)
         answer: Answer | None = None
@@ -239,8 +245,9 @@ class Dispatcher:
             answer = await self._attempt(flight, failed)
         finally:
             thread.landed(flight)
-            if answer is None:
+            if answer is None and not flight.let_go:
                 answer = Answer(step=flight.step, failure=Internal("the kernel stopped"))
+            answer = answer or unanswered()
             if unfinished is not None and not isinstance(answer.failure, UNRECORDED):
                 thread.replay.unfinished.pop(place, None)
             flight.give(answer)
@@ -305,7 +312,7 @@ class Dispatcher:
     async def _run(self, flight: Flight, failed: Exception | None) -> Answer:
         if failed is not None:
             raise failed
-        flight.make_plan()
+        await self._admission.plan(flight)
         while True:
             try:
                 return await self._try(flight)
@@ -318,7 +325,7 @@ class Dispatcher:
         if row.locates:
             await flight.locate()
         await self._admission.decide(flight)
-        wait = thread.budgets.rate_wait(row.action, flight.deadline_s)
+        wait = thread.budgets.rate_wait(flight.rated, flight.deadline_s)
         if wait > 0:
             await self._admission.wait(flight, wait)
         if flight.plan.reserve or thread.pools is not None or thread.budgets.metered:
@@ -379,15 +386,13 @@ class Dispatcher:
     async def _write_outcome(self, flight: Flight, payload: bytes) -> None:
         """The second commit. A mere read is withheld if its right was revoked meanwhile; an effect is recorded always."""
         reads = flight.row.recovery is Recovery.REPEAT and not flight.plan.reserve
-        if not reads:
-            row = flight.outcome_row("ok", payload)
-            await self._core.append_outcome(row)
-            self._outcomes.remember(flight, row)
-            return
         while True:
             row = flight.outcome_row("ok", payload)
             try:
-                await self._core.append(Entry(row=row, epoch=flight.epoch))
+                if reads:
+                    await self._core.append(Entry(row=row, epoch=flight.epoch))
+                else:
+                    await self._core.append_outcome(row)
             except EpochMoved as moved:
                 await self._admission.decide_again(flight, moved)
             else:

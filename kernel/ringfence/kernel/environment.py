@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ringfence.kernel.journal.store import Store
 from ringfence.kernel.mailboxes import Mailbox, Mailboxes
@@ -16,14 +18,26 @@ from ringfence.kernel.nursery import AgentNursery
 from ringfence.kernel.rights import Rights
 from ringfence.kernel.shelves import AgentArtifacts, AgentMemory
 from ringfence.policy.facts import NOTHING_KNOWN, Facts
+from ringfence.sandbox.direct import DirectLayer
 from ringfence.sandbox.shared_points import SharedSnapshots
 from ringfence.sandbox.snapshots import SnapshotError, SnapshotStore
 from ringfence.sandbox.types import Limits, Sandbox, SandboxError
-from ringfence.sandbox.usage import Meter
+from ringfence.sandbox.usage import Meter, Usage
 from ringfence.sandbox.workspace import Workspace
-from ringfence.syscalls.base import StateValue
-from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
+from ringfence.syscalls.base import Question, StateValue
+from ringfence.syscalls.declared import (
+    A2aResource,
+    HttpResource,
+    LlmResource,
+    McpResource,
+    ObjectResource,
+    SqlResource,
+)
 from ringfence.syscalls.fs_common import in_thread
+from ringfence.syscalls.lent import A2aCards, McpServers
+
+if TYPE_CHECKING:
+    from ringfence.kernel.resting import Remake
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +55,7 @@ def outside_prefix() -> tuple[Path, ...]:
     return tuple(p for p in found if not any(p == o or p == o / "lib-dynload" for o in own))
 
 
+@functools.cache
 def interpreter_directories() -> tuple[Path, ...]:
     """Host directories a sandbox needs to run this interpreter with this library; those under /usr are there anyway."""
     import ringfence.agent  # noqa: PLC0415 - only its place matters
@@ -150,10 +165,14 @@ class AgentEnvironment:
         require: Sequence[str],
         uid: int | None,
         scratch_root: Path,
+        direct: DirectLayer | None,
         state: SharedState,
         http: Mapping[str, HttpResource],
         sql: Mapping[str, SqlResource],
         llm: Mapping[str, LlmResource],
+        objects: Mapping[str, ObjectResource],
+        servers: McpServers,
+        cards: A2aCards,
         rights: Rights,
     ) -> None:
         self.agent = agent
@@ -173,15 +192,20 @@ class AgentEnvironment:
         self._mounts = mounts
         self.uid = uid
         self.scratch_root = scratch_root
+        self.direct = direct
         self.state = state
         self.http = http
         self.sql = sql
         self.llm = llm
+        self.objects = objects
+        self.servers = servers
+        self.cards = cards
         self.meter = Meter(workspace, limits.disk_bytes)
         self._rights = rights
         self.known: Callable[[], Facts] = lambda: NOTHING_KNOWN  # set once there is a thread
         self._masks: set[str] | None = None
         self._lock = WorkspaceLock(snapshots)
+        self.remake: Remake | None = None  # makes it again; set once it is made
 
     @property
     def mounts(self) -> Mapping[Path, Path]:
@@ -201,9 +225,42 @@ class AgentEnvironment:
             return self._rights.visible(action, path, self.known())
         return self._rights.visible(action, path)
 
+    @property
+    def mcp(self) -> Mapping[str, McpResource]:
+        """MCP servers by name."""
+        return self.servers.declared
+
+    @property
+    def a2a(self) -> Mapping[str, A2aResource]:
+        """Agents elsewhere by name."""
+        return self.cards.declared
+
+    def may(self, question: Question) -> bool:
+        """Whether no rule stands against a question, or somebody only has to be asked."""
+        return self._rights.reaches(question)
+
+    def may_any(self, family: str) -> bool:
+        """Whether a rule speaks for some action of a family, or of that name."""
+        return self._rights.reaches_some(family)
+
     def lock(self) -> asyncio.Lock:
         """The workspace's lock."""
         return self._lock
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody changes the workspace, or a child is being made."""
+        return self._lock.locked() or bool(self.nursery.cradles)
+
+    @property
+    def masks(self) -> set[str] | None:
+        """What commands must not see, where that is known."""
+        return self._masks
+
+    def carry_on(self, used: Usage | None, masks: set[str] | None) -> None:
+        """Take over what an environment of the same workspace knew."""
+        self.meter.carry_on(used)
+        self._masks = masks
 
     # -- masks ----------------------------------------------------------------------------------------------------
 
@@ -218,7 +275,7 @@ class AgentEnvironment:
         for path in sorted(self._masks):
             if not outermost or not path.startswith(outermost[-1] + "/"):
                 outermost.append(path)
-        return [path for path in outermost if self.workspace.fingerprint(path) != "absent"]
+        return [path for path in outermost if self.workspace.holds(path)]
 
     def touched(self, paths: Iterable[str]) -> None:
         """Look at paths that a call made, so that commands never see a denied one that came later."""
@@ -230,7 +287,7 @@ class AgentEnvironment:
         self._masks = None
         self.meter.forget()
 
-    async def rights_changed(self, rights: Rights) -> None:
+    def rights_changed(self, rights: Rights) -> None:
         """Decide visibility and masks under new rights from now on."""
         self._rights = rights
         self._masks = None

@@ -121,7 +121,7 @@ class Facts:
 
     def touched_by(self, action: str, resource: str) -> str:
         """A tainted file that reading a path gives something of; empty: none. Commands may read all."""
-        if action == "exec.run":
+        if action in ("exec.run", "workspace.commit"):
             return next(iter(self.paths), "")
         if not action.startswith("fs."):
             return ""

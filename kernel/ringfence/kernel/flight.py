@@ -10,8 +10,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ringfence.kernel.asking import PROGRAM, Asked, storable
+from ringfence.kernel.divergence import strayed
 from ringfence.kernel.flight_state import FlightState
 from ringfence.kernel.journal.types import ApprovalRecord, Entry, EpochMoved, Phase
+from ringfence.kernel.resting import clock_counted
+from ringfence.kernel.rights import DOUBTFUL, STRAYED, asked_anyway
 from ringfence.kernel.waits import waiting
 from ringfence.kernel.weighing import Rows, facts_for
 from ringfence.policy.conditions import Created
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from ringfence.kernel.rights import Judgement, Rights
     from ringfence.policy.conditions import Condition
     from ringfence.policy.facts import Facts
+    from ringfence.syscalls.hearing import Hearing
     from ringfence.syscalls.sql_target.records import Touched
 
 
@@ -55,6 +59,11 @@ class Flight(FlightState, eq=False):
     def age_s(self) -> float:
         """Seconds since this kernel took the call."""
         return time.monotonic() - self.began
+
+    @property
+    def hearing(self) -> Hearing | None:
+        """Who hears what it brings before it is recorded."""
+        return self.thread.doors.parts.get((self.lane, self.lane_step))
 
     async def judge(self, questions: Sequence[Question]) -> Sequence[Verdict]:
         """Ask policy about more than the plan knew, in order; records the rules."""
@@ -111,6 +120,7 @@ class Flight(FlightState, eq=False):
                 await self.look_again(await self.thread.refresh(moved.epoch))
             else:
                 self.progress = progress
+                clock_counted(self.thread, self.step)
                 return
 
     def add_point(self, covers: Sequence[str], kind: str, size_bytes: int) -> None:
@@ -228,7 +238,7 @@ class Flight(FlightState, eq=False):
         """Plan the call again where what its arguments name had to be looked up."""
         plan = await self.row.body.locate(self.arguments, self.thread.environment)
         if plan is not None:
-            self.plan, self.questions = plan, list(plan.questions)
+            self.planned(plan)
 
     async def measure(self) -> None:
         """Plan an allowed call again with what it takes, within what a model may be sent."""
@@ -246,7 +256,26 @@ class Flight(FlightState, eq=False):
             Unavailable: the database is away, which holds the facts.
         """
         facts = await self._facts(rights, questions)
-        return rights.judge(tuple(questions), self.effect.name, self.used, facts)
+        judgement = rights.judge(tuple(questions), self.effect.name, self.used, facts)
+        # INVARIANT: what destroys and has no way back never runs by a rule alone.
+        if self.plan.no_return and self.effect is Effect.DESTROY:
+            judgement = asked_anyway(judgement, self.plan.no_return, self.plan.questions[0])
+        if another_way := self._strayed():
+            judgement = asked_anyway(judgement, another_way, self.plan.questions[0], STRAYED)
+        doubt = self.plan.doubt
+        if doubt is not None and (why := await doubt.why()):
+            judgement = asked_anyway(judgement, why, self.plan.questions[0], DOUBTFUL, doubt.about)
+        return judgement
+
+    def _strayed(self) -> str:
+        """Why what can't be made up for is asked: its program takes another way than it took before; empty: it doesn't."""
+        if not self.plan.questions:
+            return ""
+        if self.waits_for is not None and any(ask[0] == STRAYED for ask in self.waits_for.asks):
+            # What an earlier kernel asked about stays asked, whatever the program has come to since.
+            return "the program took another way after a restart than before"
+        lasting = self.effect in (Effect.DESTROY, Effect.EXTERNAL)
+        return strayed(self.thread, self.lane) if lasting else ""
 
     async def _facts(self, rights: Rights, questions: Sequence[Question]) -> tuple[Facts, ...] | None:
         conditions = rights.conditions_on(questions)

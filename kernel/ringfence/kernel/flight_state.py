@@ -34,6 +34,7 @@ _texts = cast("Callable[[], list[str]]", list)
 _kept = cast("Callable[[], dict[str, Any]]", dict)
 _versions = cast("Callable[[], dict[str, int]]", dict)
 _WRITES = frozenset({"fs.write", "fs.append"})
+_BY_POINT = frozenset({"exec.run", "workspace.commit"})
 
 
 class FlightState(Spending, kw_only=True, eq=False):
@@ -45,6 +46,7 @@ class FlightState(Spending, kw_only=True, eq=False):
         earlier: verdict and end of the body of its intent, where an earlier kernel decided it and this one has not yet.
         waits_for: the approval that it waits for.
         look: wakes it.
+        let_go: whether it ends without an outcome, to be made again by the next start.
         approved: what it has been approved for, and `approval` under what.
         taints: what it read that taints its thread, and `marks` what its row says of that.
         watched: state keys that must not change before it commits.
@@ -89,6 +91,7 @@ class FlightState(Spending, kw_only=True, eq=False):
     approved: frozenset[tuple[Any, ...]] = frozenset()
     approval: ApprovalRecord | None = None
     staged: bool = False
+    let_go: bool = False
     taints: str = ""
     marks: Marks | None = None
     watched: dict[str, int] = msgspec.field(default_factory=_versions)
@@ -127,6 +130,12 @@ class FlightState(Spending, kw_only=True, eq=False):
     def audit_id(self) -> str:
         """Where people find this call again."""
         return f"{self.thread.id}/{self.step}"
+
+    @property
+    def rated(self) -> str:
+        """The action that rates count: a call of a server's tool counts as that tool."""
+        action = self.row.action
+        return self.questions[0].action if action == "mcp.call" and self.questions else action
 
     # -- rows -----------------------------------------------------------------------------------------------------
 
@@ -173,10 +182,12 @@ class FlightState(Spending, kw_only=True, eq=False):
         row = self.journal_row(Phase.OUTCOME)
         row.outcome = outcome
         row.duration_us = time.time_ns() // 1000 - self.started_us
-        head = b"" if self.intent_written else b'"arguments":' + self.canonical + b","
-        # An empty payload: what it used is said when the work is done.
-        used = self.amounts("used", outcome) if payload else b""
-        row.body = b"".join((self.opening(outcome), used, head, payload, self.explain()))
+        if payload:
+            opening = b"{" if self.thread.facts.plain and not self.taints else self.opening(outcome)
+            used = self.amounts("used", outcome)
+            if not self.intent_written:
+                used += b'"arguments":' + self.canonical + b","
+            row.body = b"".join((opening, used, payload, self.explain()))
         return row
 
     # -- bytes ----------------------------------------------------------------------------------------------------
@@ -250,7 +261,7 @@ class FlightState(Spending, kw_only=True, eq=False):
     def _written(self) -> list[str]:
         """Files that the call wrote."""
         written = [str(q.resource) for q in self.questions if q.action in _WRITES]
-        if self.row.action == "exec.run" and not written and self.point is not None:
+        if self.row.action in _BY_POINT and not written and self.point is not None:
             covers = [str(path) for path in self.point["covers"]]
             # Of many, a point's row names only the first.
             written = covers if len(covers) < PATHS_MAX else [WHOLE]

@@ -17,6 +17,7 @@ async def pause(processes: Processes, thread: Thread) -> None:
         if thread.program is not None:
             await thread.program.pause()
             thread.frozen = True
+            await processes.boundaries.now(thread, "at a pause")
         else:
             processes.turns.ended(thread)
         await processes.set_state(thread, "paused")
@@ -30,8 +31,8 @@ async def resume(processes: Processes, thread: Thread) -> None:
     """
     async with thread.operation:
         if thread.program is not None:
-            await thread.program.resume()
             thread.frozen = False
+            await processes.boundaries.thaw(thread)
             waits = thread.replay.waits()
             if waits:
                 await processes.set_state(thread, "unknown", waiting_for=f"the outcome of step {waits[0]}")

@@ -117,6 +117,11 @@ class Homes:
         here = (self.layout.agent(record.id) / "live").is_dir()
         if home == self.own and here:
             return
+        # INVARIANT: larger than that of any owner before. A kernel that takes over may be older than the one it takes over from.
+        tenure = await self.core.store.tenure(record.key, self.core.kernel)
+        if tenure is None:
+            raise _moved(record)
+        self._files[record.id] = SharedFiles(self.depot, record.id, tenure)
         uid = record.uid if os.geteuid() == 0 else None
         try:
             if home:
@@ -135,7 +140,7 @@ class Homes:
                 f"the files of `{record.id}` can't be brought from the shared store: {error}"
             ) from error
         if not await self.core.store.move_home(record.key, self.core.kernel, self.own):
-            raise Problem(f"`{record.id}` is another kernel's now", exit_code=5, reason="Fenced")
+            raise _moved(record)
 
     async def catch_up(self, key: AgentKey, agent: str) -> None:
         """After a crash: what this data directory has and the store lacks is brought there as a whole.
@@ -223,3 +228,7 @@ class Homes:
             staging.rename(home)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+
+
+def _moved(record: AgentRecord) -> Problem:
+    return Problem(f"`{record.id}` is another kernel's now", exit_code=5, reason="Fenced")

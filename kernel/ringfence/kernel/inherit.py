@@ -14,7 +14,7 @@ import msgspec
 from ringfence.kernel.core import Core
 from ringfence.kernel.journal.types import Entry, Phase, Row, StoredRow
 from ringfence.kernel.replay import OPERATOR_LANE, PARKED, Lineage
-from ringfence.kernel.rollback_plan import PRUNED
+from ringfence.kernel.rollback_cuts import PRUNED
 
 WINDOW = 512
 """Rows that wait for their commit together."""

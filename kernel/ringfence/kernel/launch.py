@@ -3,32 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
+import socket
 import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ringfence.kernel.config import Layout
 from ringfence.kernel.core import Core
+from ringfence.kernel.doors import places
 from ringfence.kernel.environment import PROGRAM_ENVIRONMENT
 from ringfence.kernel.problems import lost_files
 from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
-from ringfence.sandbox.types import Exit, ExitReason, Program, ProgramSpec, Sandbox
+from ringfence.policy.manifest_types import Manifest
+from ringfence.sandbox.direct import DirectLayer
+from ringfence.sandbox.types import Exit, ExitReason, Loopback, Program, ProgramSpec, SandboxError
 from ringfence.syscalls.errors import BudgetExhausted
 
+if TYPE_CHECKING:
+    from ringfence.kernel.server.agent_door import AgentDoor
 
-async def enter(core: Core, sandbox: Sandbox, spec: ProgramSpec) -> Program:
-    """Make the sandbox and start the program in it, and count how long that takes.
+
+async def enter(core: Core, thread: Thread, spec: ProgramSpec, door: AgentDoor) -> Program:
+    """Make the sandbox and start the program in it, and count how long that takes; open the doors that it asks for.
 
     Raises:
         SandboxError: it can't be had.
     """
     began = time.monotonic()
-    program = await sandbox.start(spec)
+    if doors := thread.manifest.sandbox.doors:
+        program = await _with_doors(thread, spec, door, doors)
+    else:
+        program = await thread.environment.sandbox.start(spec)
     if core.telemetry is not None:
         core.telemetry.sandbox_started(time.monotonic() - began)
+    return program
+
+
+async def _with_doors(thread: Thread, spec: ProgramSpec, door: AgentDoor, doors: Sequence[str]) -> Program:
+    """Start a program whose loopback leads to the kernel.
+
+    Raises:
+        SandboxError: as for `enter`.
+    """
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        loopback = Loopback(port=places.PORT, hand_fd=theirs.fileno())
+        program = await thread.environment.sandbox.start(dataclasses.replace(spec, loopback=loopback))
+        ours.setblocking(False)
+        try:
+            _, descriptors, _, _ = socket.recv_fds(ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            door.lend(socket.socket(fileno=descriptors[0]), doors)
+        except (OSError, IndexError) as error:
+            await program.kill()
+            raise SandboxError(f"the sandbox handed no doors out ({error}); report this") from error
     return program
 
 
@@ -76,7 +108,8 @@ async def missing_files(thread: Thread, layout: Layout) -> str:
     """Why an agent can't be started whose directory was removed or is closed; empty: it is there, and its image open."""
     if await asyncio.to_thread(thread.environment.workspace.tree.gone):
         return lost_files(layout.agent(thread.id))
-    if thread.generation == 0:  # the first start in this kernel's life
+    # INVARIANT: no bit of what lies below an overlay is changed: a program on it runs as the kernel's user, and keeps those bits.
+    if thread.generation == 0 and thread.environment.direct is None:  # the first start in this kernel's life
         try:
             await asyncio.to_thread(open_image, layout.agent(thread.id) / "image")
         except FileNotFoundError:
@@ -84,6 +117,13 @@ async def missing_files(thread: Thread, layout: Layout) -> str:
         except OSError as error:
             return f"the program image `{error.filename}` can't be read: {error.strerror}; submit the agent again"
     return ""
+
+
+def kept_from_start(core: Core, thread: Thread) -> str:
+    """Why no program of this agent may be started now, which says nothing against the agent; empty: it may."""
+    if core.stopping:
+        return "the kernel is stopping; start it again under the next one"
+    return f"a rollback of it is under way; see: ringfence show {thread.id}" if thread.going_back else ""
 
 
 def restartable(thread: Thread) -> bool:
@@ -102,20 +142,35 @@ def room_again(thread: Thread, answer: Answer) -> bool:
     return thread.budgets.fits(facts["budget"], float(facts["asked"]))
 
 
+def layer_of(manifest: Manifest, home: Path) -> DirectLayer | None:
+    """The overlay that an agent's program works on; None: it sees an image.
+
+    Args:
+        manifest: of the agent.
+        home: its directory.
+    """
+    if manifest.sandbox.workspace != "direct":
+        return None
+    return DirectLayer(home, own=manifest.restart.resume == "own")
+
+
 def program_spec(thread: Thread, layout: Layout, token: str, fds: Sequence[int]) -> ProgramSpec:
     """What to start for an agent; `fds` take its output and its errors."""
     environment = thread.environment
+    layer = environment.direct
     return ProgramSpec(
         agent=thread.id,
         argv=thread.manifest.run.command,
         env={
             **PROGRAM_ENVIRONMENT,
+            **places.environment(thread.manifest.sandbox.doors, token),
             **environment.command_env,
             "RINGFENCE_SOCKET": "/run/ringfence/syscall.sock",
             "RINGFENCE_TOKEN": token,
             "RINGFENCE_AGENT": thread.id,
         },
-        image=layout.agent(thread.id) / "image",
+        image=layout.agent(thread.id) / "image" if layer is None else layer.base,
+        overlay=None if layer is None else layer.place,
         socket_dir=layout.socket_dir(thread.key),
         readonly=environment.readonly,
         mounts=environment.mounts,

@@ -31,7 +31,7 @@ def remove_run(layout: Layout) -> None:
 
 def sweep_directories(layout: Layout) -> None:
     """Remove what a dead kernel left: directories of sockets, and submissions that were on their way."""
-    for place in (*layout.run.glob("a*"), *(layout.data / "agents").glob(f"{STAGING}*")):
+    for place in (*layout.run.glob("[am]*"), *(layout.data / "agents").glob(f"{STAGING}*")):
         shutil.rmtree(place, ignore_errors=True)
 
 

@@ -7,15 +7,17 @@ INVARIANT: `thread.asleep` is set with no suspension after the last look at its 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from ringfence.kernel import waits
+from ringfence.kernel import resting, waits
 from ringfence.kernel.core import Core
 from ringfence.kernel.journal.types import AgentKey, JournalError
+from ringfence.sandbox.types import SandboxError
 from ringfence.syscalls.errors import SyscallError
 
 if TYPE_CHECKING:
@@ -42,25 +44,18 @@ class Linger:
         self._processes = processes
         self._spawn = spawn
         self._alarms: dict[AgentKey, asyncio.TimerHandle] = {}
-        core.mailboxes.arrived, core.mailboxes.sleeping = self._arrived, self._without_call
+        self._letting_go: set[AgentKey] = set()
+        self._early: dict[AgentKey, datetime] = {}
+        self.alarm: Callable[[Thread, datetime | None], None] = lambda _thread, _at: None
+        """Set by who watches the clock: wakes an agent at a time; None: no longer."""
         processes.turns.on_pressure = self.hurry
 
-    def _arrived(self, key: AgentKey) -> None:
-        """A message came: wake an agent that is asleep since an earlier kernel, so that no call of its waits for it here."""
-        thread = self._core.threads.get(key)
-        if thread is not None and thread.asleep and not self._core.mailboxes.of(key).awaited:
-            self._spawn(self.wake(thread))
-
-    def _without_call(self) -> list[AgentKey]:
-        boxes = self._core.mailboxes
-        return [key for key, t in self._core.threads.items() if t.asleep and not boxes.of(key).awaited]
-
-    def rests(self, thread: Thread, resting: bool) -> None:
+    def rests(self, thread: Thread, at_rest: bool) -> None:
         """Take notice of whether all of an agent waits; called at every change of that."""
         if thread.asleep:
-            if not resting:
+            if not at_rest and thread.key not in self._letting_go:
                 self._spawn(self.wake(thread))
-        elif resting and self._may_sleep(thread):
+        elif at_rest and self._may_sleep(thread):
             if thread.key not in self._alarms:
                 delay_s = thread.manifest.approvals.linger_s
                 if self._processes.turns.pressed:
@@ -71,11 +66,13 @@ class Linger:
             self._silence(thread)
 
     def adopted(self) -> list[AgentKey]:
-        """Agents that an earlier kernel put to sleep, and whose waits for a message nobody here keeps."""
+        """Agents that are asleep, and whose waits for a message nobody here keeps."""
         return [thread.key for thread in self._core.threads.values() if self._adopted(thread)]
 
     @staticmethod
     def _adopted(thread: Thread) -> bool:
+        if thread.let_go:
+            return thread.asleep and resting.waits_for(thread, "message")
         unknown = all(wait.kind != "message" for wait in thread.waits.values())
         return thread.asleep and thread.generation == 0 and unknown
 
@@ -87,20 +84,20 @@ class Linger:
 
     @staticmethod
     def _may_sleep(thread: Thread) -> bool:
-        """Whether its process may be ended: it said how many lanes it has, and none waits for a mere rate."""
+        """Whether its process may be ended: it said how many lanes it has, and none waits for a mere rate or a secret."""
         return (
             thread.program is not None
             and thread.live_lanes > 0
             and thread.shown == (thread.state, thread.waiting_for)
             and thread.state in ASLEEP_STATES
-            and all(wait.kind != "rate" for wait in thread.waits.values())
+            and all(wait.kind not in ("rate", "credential") for wait in thread.waits.values())
         )
 
     def hurry(self) -> None:
         """Others wait for a turn to live: those that only wait give theirs up without lingering."""
         for key in self._alarms:
             thread = self._core.threads.get(key)
-            if thread is not None and self._may_sleep(thread):
+            if thread is not None and thread.environment.direct is None and self._may_sleep(thread):
                 self._spawn(self._put_to_sleep(thread, PRESSED_S))
 
     def _lingered(self, thread: Thread) -> None:
@@ -117,6 +114,8 @@ class Linger:
             first_us = waits.wake_at_us(thread)
             if first_us is not None and first_us - time.time_ns() // 1000 < linger_s * 1e6:
                 return  # it goes on soon: to end it and start it again costs more than it saves
+            if self._is_early(thread):
+                return
             thread.asleep = True
             wake_at = None if first_us is None else datetime.fromtimestamp(first_us / 1e6, UTC)
             state, text = thread.state, thread.waiting_for
@@ -131,7 +130,35 @@ class Linger:
                 waits.show(thread)
                 return
             self._silence(thread)
-            await self._processes.end_program(thread)
+            if thread.environment.direct is None:
+                await self._processes.end_program(thread)
+                await self._let_go(thread, wake_at)
+            elif thread.program is not None:
+                # INVARIANT: what it holds in memory and on its overlay is nowhere else, so it is frozen and not ended.
+                thread.frozen = True
+                with contextlib.suppress(SandboxError):
+                    await thread.program.pause()  # one that can't be frozen waits by itself
+
+    async def _let_go(self, thread: Thread, wake_at: datetime | None) -> None:
+        """Keep little of an agent that fell asleep. The caller holds `thread.operation`."""
+        self.alarm(thread, None)
+        if not thread.asleep or thread.program is not None or not waits.blocked(thread):
+            return  # a wait has ended meanwhile, so that it is about to be woken
+        epoch = thread.epoch
+        self._letting_go.add(thread.key)
+        try:
+            flights = resting.let_go(thread)
+            if flights is None:
+                return
+            await asyncio.gather(*(f.task for f in flights if f.task is not None), return_exceptions=True)
+            for flight in flights:
+                flight.task = None  # it has the frames in which it ended, and they have the call
+        finally:
+            self._letting_go.discard(thread.key)
+        self.alarm(thread, wake_at)
+        if thread.epoch != epoch:
+            self._spawn(self.wake(thread))  # whether it still may is found out by asking
+        resting.fold(thread, mine=True)
 
     def _silence(self, thread: Thread) -> None:
         alarm = self._alarms.pop(thread.key, None)
@@ -141,7 +168,33 @@ class Linger:
     async def wake(self, thread: Thread) -> None:
         """Start the process of an agent that is asleep; it goes on by replay. Does nothing for any other agent."""
         async with thread.operation:
+            if thread.asleep and thread.frozen and thread.program is not None:
+                await self._thaw(thread)
+                return
             if not thread.asleep or thread.program is not None or self._core.stopping:
                 return
             if thread.state in ASLEEP_STATES:
                 await self._processes.start_or_fail(thread)
+
+    async def wake_early(self, thread: Thread, at: datetime) -> None:
+        """Start a process shortly before its time, where nobody else wants to start: it waits at the place where it slept."""
+        if thread.asleep and thread.program is None and self._processes.turns.at_once(thread):
+            self._early[thread.key] = at
+            await self.wake(thread)
+
+    def _is_early(self, thread: Thread) -> bool:
+        """Whether it was started for a time that is about to come, and holds nothing that others wait for."""
+        at = self._early.get(thread.key)
+        if at is None:
+            return False
+        if datetime.now(UTC) < at and not self._processes.turns.pressed:
+            return True
+        del self._early[thread.key]
+        return False
+
+    async def _thaw(self, thread: Thread) -> None:
+        """Let a program go on that was frozen while it slept."""
+        thread.asleep = thread.frozen = False
+        await self._processes.set_state(thread, "running")
+        waits.show(thread)
+        await self._processes.boundaries.thaw(thread)

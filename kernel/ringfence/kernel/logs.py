@@ -7,6 +7,8 @@ import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from ringfence.kernel.pipes import reader_of
+
 LOG_BYTES_MAX = 8 << 20
 """Size at which a log is turned over. Two files are kept, so at most twice this is on disk for a stream."""
 
@@ -24,10 +26,7 @@ class LogPump:
 
     async def run(self, read_fd: int) -> None:
         """Copy until the writers are gone. Takes ownership of `read_fd`."""
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=_CHUNK)
-        pipe = os.fdopen(read_fd, "rb", 0)
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+        reader, transport = await reader_of(read_fd)
         self._ended = False
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = self.path.open("ab")

@@ -42,15 +42,22 @@ def woken_by(done: object) -> list[tuple[int, int | None]]:
 class Mailbox:
     """What this kernel knows of one agent's mailbox: that something may have come."""
 
+    __slots__ = ("_waiting", "arrivals", "seen")
+
     def __init__(self) -> None:
         self.arrivals = 0
         self.seen: tuple[int, int] | None = None  # as the last look of this kernel found it
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: list[asyncio.Future[None]] = []
 
     @property
     def awaited(self) -> bool:
         """Whether a call waits for it."""
         return bool(self._waiting)
+
+    @property
+    def stirred(self) -> bool:
+        """Whether a call that waits for it is about to look."""
+        return any(future.done() for future in self._waiting)
 
     def came(self) -> None:
         """Something may have come."""
@@ -64,11 +71,11 @@ class Mailbox:
         if self.arrivals != seen:
             return True
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(future)
+        self._waiting.append(future)
         try:
             await asyncio.wait([future], timeout=timeout_s)
         finally:
-            self._waiting.discard(future)
+            self._waiting.remove(future)
         return self.arrivals != seen
 
 

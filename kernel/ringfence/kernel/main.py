@@ -267,6 +267,7 @@ async def compose(
     telemetry = open_telemetry(core, str(key), stack)
     ownership = Ownership(core=core, layout=layout, resources=resources, backends=backends)
     ownership.homes = homes_of(core, layout, depot)
+    stack.push_async_callback(ownership.servers.close)
     backends.file = lambda: ownership.resources.file
     dispatcher = Dispatcher(core)
     ownership.revive = Revival(core, dispatcher).revive
@@ -280,7 +281,7 @@ async def compose(
         processes=processes,
         rollback=rollback,
         scheduler=Scheduler(core, processes),
-        retention=Retention(core, lambda agent: SnapshotStore(layout.points(agent))),
+        retention=Retention(core, lambda agent: SnapshotStore(layout.points(agent)), ownership.points_kept),
         secrets=secrets,
         anchor=anchor,
         database_version=server.version if server is not None else await store.ping(),

@@ -1,8 +1,10 @@
 """Where the files of a child are made before its row is committed, and how it comes into the world afterwards.
 
-A child's files lie in `agents/.spawn-PARENTKEY-ID` until its row is there. Then the directory gets its place,
-`agents/ID`, and the child is started. Whoever adopts the child after a crash does the same; whoever adopts the parent
-takes away what was not committed.
+A child's files lie in `agents/.spawn-KERNEL-PARENTKEY-ID` until its row is there; KERNEL is the id under which the database
+knows who makes them. Then the directory gets its place, `agents/ID`, and the child is started. Whoever adopts the child after a
+crash does the same; whoever adopts the parent takes away what was not committed. A maker that stood still meanwhile lays files
+out after that: they are looked for again and again, and go once the database says that their maker is fenced and the child was
+never born.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import shutil
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +43,32 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WORKSPACE_BYTES_MAX = 1 << 30
+TICK_NS = 2_000_000_000
+"""Two changes of a directory that lie no further apart may have one time of change: some file systems know whole seconds."""
 STAGED = ".spawn-"
+_STAGED_NAME = re.compile(rf"{re.escape(STAGED)}(?:(k-[a-z2-7]+)-)?([0-9]+)-(.+)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """Files of a child that have not got their place.
+
+    Attributes:
+        maker: id of the kernel that made them; empty: a release that did not note it.
+    """
+
+    path: Path
+    maker: str
+    parent: AgentKey
+    child: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """What the directory of all agents held of them, and how the directory stood before it was read."""
+
+    stood: tuple[int, int, int]
+    found: tuple[Staged, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,12 +86,15 @@ class Nurseries:
 
     Attributes:
         begin: takes up an agent whose row is committed: adopts and starts it.
+        maker: this kernel's id in the database, once it has made a child's files.
     """
 
     core: Core
     layout: Layout
     resources: Callable[[], Resources]
     begin: Callable[[AgentRecord], None] = lambda _record: None
+    maker: str = ""
+    looked: Looked | None = None
 
     def of(self, key: AgentKey) -> AgentNursery:
         """The nursery of one agent."""
@@ -70,17 +102,19 @@ class Nurseries:
 
     def staged(self, parent: AgentKey, child: str) -> Path:
         """Where the files of a child lie before its row is committed."""
-        return self.layout.data / "agents" / f"{STAGED}{parent}-{child}"
+        return self.layout.data / "agents" / f"{STAGED}{self.maker}-{parent}-{child}"
 
     def place(self, child: str) -> None:
         """Put the files of a committed child where they belong; nothing where they are there already."""
-        found = [p for p in self._all() if p.name.split("-", 2)[2] == child]
-        if found and not self.layout.agent(child).exists():
-            found[0].rename(self.layout.agent(child))
+        if self.layout.agent(child).exists():
+            return
+        found = [staged for staged in self._all() if staged.child == child]
+        if found:
+            found[0].path.rename(self.layout.agent(child))
 
     def here(self) -> list[str]:
         """Ids of children, committed or not, whose files have not got their place."""
-        return [path.name.split("-", 2)[2] for path in self._all()]
+        return [staged.child for staged in self._all()]
 
     async def sweep(self, parent: AgentKey) -> None:
         """Settle what a dead kernel left of an agent's spawning. Called once this kernel owns the parent.
@@ -88,17 +122,58 @@ class Nurseries:
         Raises:
             Unavailable: the database is away.
         """
-        for path in self._all():
-            _, key, child = path.name.split("-", 2)
-            if key != str(parent):
-                continue
-            if await self.core.store.agent(child) is None:
-                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
-            else:
-                self.place(child)
+        for staged in self._all():
+            if staged.parent == parent:
+                await self._settle(staged, born=await self.core.store.agent(staged.child) is not None)
 
-    def _all(self) -> list[Path]:
-        return sorted((self.layout.data / "agents").glob(f"{STAGED}*"))
+    async def sweep_late(self) -> None:
+        """Settle what was laid out by a kernel that had lost the parent, and did not know it yet.
+
+        INVARIANT: nothing goes that a kernel makes which can still commit the child: its maker is fenced in the database first.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        for staged in await asyncio.to_thread(self._all):
+            if not staged.maker or staged.maker == self.maker:
+                continue
+            fate = await self.core.store.was_born(
+                self.core.kernel, self.core.fence, staged.maker, staged.parent, staged.child
+            )
+            if fate is not None:
+                await self._settle(staged, born=fate)
+
+    async def _settle(self, staged: Staged, *, born: bool) -> None:
+        if born:
+            self.place(staged.child)
+        else:
+            await asyncio.to_thread(shutil.rmtree, staged.path, ignore_errors=True)
+
+    def _all(self) -> Sequence[Staged]:
+        """All of them. Whoever takes over a thousand agents asks as often, so the directory is read when it has changed."""
+        top = self.layout.data / "agents"
+        try:
+            facts, now_ns = top.stat(), time.time_ns()
+        except FileNotFoundError:
+            return ()
+        stood = (facts.st_dev, facts.st_ino, facts.st_mtime_ns)
+        looked = self.looked
+        if looked is not None and looked.stood == stood:
+            return looked.found
+        found = [_staged(path) for path in sorted(top.glob(f"{STAGED}*"))]
+        known = tuple(staged for staged in found if staged is not None)
+        # INVARIANT: what came after the look shows in the time of change, so one that may be of the same tick is not kept.
+        old = now_ns - facts.st_mtime_ns > TICK_NS
+        self.looked = Looked(stood=stood, found=known) if old else None
+        return known
+
+
+def _staged(path: Path) -> Staged | None:
+    named = _STAGED_NAME.fullmatch(path.name)
+    if named is None:
+        return None
+    maker, parent, child = named.groups(default="")
+    return Staged(path=path, maker=maker, parent=AgentKey(int(parent)), child=child)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,7 +224,7 @@ class AgentNursery:
         await self.settle(step, born=False)
         core, parent, manifest = self.house.core, self._parent, newborn.manifest
         box = manifest.sandbox
-        key = await core.store.new_agent_key()
+        key, self.house.maker = await core.store.new_agent_key(core.kernel)
         cradle = Cradle(child=f"{manifest.name}-{short_id()}", key=key, reserved={})
         self.cradles[step] = cradle
         for total in parent.budgets.limited:

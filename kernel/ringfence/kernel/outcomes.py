@@ -42,7 +42,7 @@ KEPT_STATES = frozenset({"paused", "parked", "killed", "unknown"})
 """States that a call of the agent does not change."""
 
 
-class Request(msgspec.Struct, kw_only=True):
+class Request(msgspec.Struct):
     """One call as it came in. Not frozen: once decoded, its arguments are kept in their canonical form alone.
 
     Attributes:
@@ -53,6 +53,8 @@ class Request(msgspec.Struct, kw_only=True):
         deadline_ms: longest run; 0: the kernel's limit.
         shrink: told how many bytes are left of the arguments.
         refusal: why they can't be read, where the door knows it already.
+        alike: whether its place was found by what the manifest leaves of it (`restart.ignore`): what is recorded there may
+            differ from it in the rest.
     """
 
     lane: str
@@ -62,6 +64,7 @@ class Request(msgspec.Struct, kw_only=True):
     deadline_ms: int = 0
     shrink: Callable[[int], None] | None = None
     refusal: SyscallError | None = None
+    alike: bool = False
 
     def decode(self, row: TableRow) -> Decoded:
         """Decode the arguments and let go of the bytes as they came: blanks say nothing, and a call may wait for long.
@@ -200,13 +203,12 @@ class Outcomes:
 
     def known_effect(self, flight: Flight) -> Try | None:
         """An effect that another branch has already sent: what left the system is not sent twice."""
-        if flight.row.recovery is not Recovery.KEYED or flight.effect_id:
+        if flight.row.recovery is not Recovery.KEYED or flight.effect_id or flight.effect is Effect.READ:
             return None
         flight.effect_id = self.next_effect_id(flight)
-        if flight.plan.effect is Effect.DESTROY:
-            # It is behind a point: what was rolled back has been put back, so that to do it again is another effect.
-            while flight.effect_id in flight.thread.effects:
-                flight.effect_id = self.next_effect_id(flight)
+        # What a rollback put back or made up for is done no more, so that to do it again is another effect with another key.
+        while flight.effect_id in flight.thread.replay.taken_back:
+            flight.effect_id = self.next_effect_id(flight)
         return flight.thread.effects.get(flight.effect_id)
 
     async def recognise(self, flight: Flight, tried: Try) -> tuple[bytes, bytes]:
@@ -231,9 +233,10 @@ class Outcomes:
     @staticmethod
     def remember(flight: Flight, row: Row) -> None:
         """A process that was restarted while this call ran asks for it again."""
-        thread = flight.thread
-        if flight.point is not None and flight.point["kind"] == "workspace":
-            thread.environment.touched(q.resource for q in flight.questions if isinstance(q.resource, str))
+        thread, point = flight.thread, flight.point
+        if point is not None and point["kind"] == "workspace":
+            asked = (q.resource for q in flight.questions if q.action.startswith("fs."))
+            thread.environment.touched(path for path in asked if isinstance(path, str))
         Outcomes._keep(flight, row)
         if row.effect_id:
             thread.effects[row.effect_id] = Try(row.step, NEWEST, row.branch, row.outcome == "unknown")
@@ -241,7 +244,8 @@ class Outcomes:
     @staticmethod
     def _keep(flight: Flight, row: Row) -> None:
         thread = flight.thread
-        flight.noted(row)
+        if flight.marks is not None or thread.history.watching:
+            flight.noted(row)
         if flight.generation != thread.generation or thread.arrived is not None or row.outcome == "unknown":
             thread.recorded(flight.stored(row), flight.generation)
 

@@ -7,33 +7,35 @@ import functools
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ringfence.kernel.backends import Backends
 from ringfence.kernel.budgets import Budgets, limits_of
 from ringfence.kernel.config import Layout
 from ringfence.kernel.core import Core
-from ringfence.kernel.demands import demanded
+from ringfence.kernel.demands import demanded, limits_in
 from ringfence.kernel.environment import AgentEnvironment, SharedState
 from ringfence.kernel.facts import Facts, Taint, earlier_runs, marks_of
 from ringfence.kernel.homes import Homes
 from ringfence.kernel.journal.segments import Archive
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, Damaged, JournalError, StoredRow
+from ringfence.kernel.launch import layer_of
 from ringfence.kernel.mounts import resolve
 from ringfence.kernel.nursery import Nurseries
+from ringfence.kernel.outreach_mcp_boxes import Servers, servers_with
 from ringfence.kernel.reads import History
 from ringfence.kernel.recovery import settle_unfinished
 from ringfence.kernel.replay import Effects, Lineage, Replay
 from ringfence.kernel.resources import Resources
+from ringfence.kernel.resting import belong
 from ringfence.kernel.rights import Rights
 from ringfence.kernel.shelves import AgentArtifacts, AgentMemory
 from ringfence.kernel.thread import Thread
-from ringfence.kernel.weighing import known_at_once
+from ringfence.policy.keeping import PointsKept
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.manifest_types import Manifest, SandboxSpec
 from ringfence.sandbox.snapshots import SnapshotStore
-from ringfence.sandbox.types import Limits
 from ringfence.sandbox.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ class Ownership:
     homes: Homes | None = None
     revive: Callable[[Thread], Awaitable[None]] = nothing_waits
     nurseries: Nurseries = field(init=False)
+    servers: Servers = field(init=False)
     rates: dict[AgentKey, Budgets] = field(default_factory=dict[AgentKey, Budgets])
     adopting: dict[AgentKey, asyncio.Task[Thread]] = field(
         default_factory=dict[AgentKey, "asyncio.Task[Thread]"]
@@ -63,6 +66,7 @@ class Ownership:
         """Make what follows from the other parts."""
         self.core.adopt = self.adopt
         self.core.store.archive = Archive(lambda: self.layout.archive(self.resources.file.retention.archive))
+        self.servers = servers_with(self.core, self.layout, self.backends, lambda: self.resources)
         self.nurseries = Nurseries(core=self.core, layout=self.layout, resources=lambda: self.resources)
 
     async def adopt(self, record: AgentRecord) -> Thread:
@@ -115,15 +119,14 @@ class Ownership:
             manifest=manifest,
             rights=rights,
             budgets=budgets,
-            environment=self._environment(record, manifest, rights, above),
+            environment=self._environment(record, manifest, above, rights=rights),
             lineage=lineage,
             next_step=int(counts.get("max_step", 0)) + 1,
             reload=self._reload,
         )
         labels = (manifest.labels, *(parsed(one).labels for one in above))
         thread.pools = await self.core.pools.adopt(record.key, labels)
-        thread.environment.nursery.thread = thread
-        thread.environment.known = lambda: known_at_once(thread)
+        belong(thread, thread.environment)
         thread.steps = int(counts.get("max_step", 0))
         thread.on_rest = self.core.on_rest
         if manifest.schedule is not None:
@@ -146,6 +149,10 @@ class Ownership:
         # INVARIANT: nobody sees a thread before the calls that a dead kernel left are settled, or fly again.
         self.core.threads[record.key] = thread
         return thread
+
+    def points_kept(self, record: AgentRecord) -> PointsKept | None:
+        """Which rollback points of an agent the kernel file keeps; None: it doesn't say."""
+        return self.resources.file.retention.of(record.labels).points
 
     async def load_replay(self, thread: Thread) -> None:
         """Read again what the lineage of the thread's branch has recorded.
@@ -178,6 +185,11 @@ class Ownership:
         after = 0 if replay.checkpoint is None else replay.checkpoint.step
         async for row in store.lineage_outcomes(thread.key, parts, after):
             replay.add(row)
+            if not thread.asleep:
+                replay.past.foresee(row)
+            if row.action == "checkpoint.save" and row.outcome == "ok" and not thread.unreadable:
+                # Its state was pruned where this agent comes from. Never passed over: the program would do that part again.
+                thread.unreadable = f"the checkpoint of step {row.step} is missing, and the program can't go on without it; go on from a later one"
         effects = Effects()
         async for row in store.effect_outcomes(thread.key):
             effects.add(row)
@@ -194,6 +206,7 @@ class Ownership:
         consumed.update(f.effect_id for f in thread.flights.values() if f.effect_id)
         consumed.update(u.intent.effect_id for u in replay.unfinished.values() if u.intent.effect_id)
         thread.effects, thread.consumed_effects = effects.known(), consumed
+        replay.taken_back = effects.taken_back
         thread.purged = purged
         thread.replay = replay
         thread.facts, thread.history = facts, History()
@@ -298,7 +311,18 @@ class Ownership:
             self.rates.setdefault(record.key, chosen)
 
     async def _reload(self, thread: Thread) -> Rights:
-        return await self._rights(thread.record, thread.manifest)
+        try:
+            return await self._rights(thread.record, thread.manifest)
+        except KeyError:
+            fresh = await self.core.store.agent_by_key(thread.key)
+            # INVARIANT: whose role is gone may nothing; without the role's denies its allows would be wider than before.
+            return Rights(
+                agent=thread.id,
+                manifest=replace(thread.manifest, roles=()),
+                kernel_file=self.resources.file,
+                grants=(),
+                epoch=thread.rights.epoch if fresh is None else fresh.epoch,
+            )
 
     def mounts(self, box: SandboxSpec) -> dict[Path, Path]:
         """What a sandbox is to see of the host, as the kernel file in force allows it.
@@ -317,15 +341,22 @@ class Ownership:
         return self.homes.snapshots(agent, workspace)
 
     def _environment(
-        self, record: AgentRecord, manifest: Manifest, rights: Rights, above: Sequence[AgentRecord]
+        self,
+        record: AgentRecord,
+        manifest: Manifest,
+        above: Sequence[AgentRecord],
+        *,
+        rights: Rights,
+        workspace: Workspace | None = None,
     ) -> AgentEnvironment:
         home = self.layout.agent(record.id)
         uid = record.uid if os.geteuid() == 0 else None
-        workspace = Workspace(home / "live", uid=uid)
+        if workspace is None:
+            workspace = Workspace(home / "live", uid=uid)
         box = manifest.sandbox
         boxes = [box, *(parsed(one).sandbox for one in above)]
         backend = self.backends.name_for(boxes)
-        return AgentEnvironment(
+        environment = AgentEnvironment(
             agent=record.id,
             name=record.name,
             mailbox=self.core.mailboxes.of(record.key),
@@ -338,22 +369,25 @@ class Ownership:
             workspace=workspace,
             snapshots=self.points_of(record.id, workspace),
             sandbox=self.backends.named(backend),
-            limits=_limits(boxes),
-            command_env={
-                **self.backends.environment(backend),
-                **manifest.run.env,
-            },
+            limits=limits_in(boxes),
+            command_env={**self.backends.environment(backend), **manifest.run.env},
             readonly=self.backends.shown(backend),
             mounts=lambda: self.mounts(box),
             require=demanded(boxes, self.resources.file.sandbox),
             uid=uid,
             scratch_root=home / "scratch",
+            direct=layer_of(manifest, home),
             state=SharedState(self.core.store),
             http=self.resources.http,
             sql=self.resources.sql,
             llm=self.resources.llm,
+            objects=self.resources.objects,
+            servers=self.servers.of(record.id),
+            cards=self.servers.cards,
             rights=rights,
         )
+        environment.remake = functools.partial(self._environment, record, manifest, above)
+        return environment
 
 
 @functools.lru_cache(maxsize=512)
@@ -364,14 +398,3 @@ def _parsed(text: str, source: str) -> Manifest:
 def parsed(record: AgentRecord) -> Manifest:
     """The manifest of an agent, read once."""
     return _parsed(record.manifest, record.source)
-
-
-def _limits(boxes: Sequence[SandboxSpec]) -> Limits:
-    """The smallest of each limit: a child's sandbox is no larger than its parent's."""
-    return Limits(
-        memory_bytes=min(box.memory_bytes for box in boxes),
-        pids=min(box.pids for box in boxes),
-        cpu=min(box.cpu for box in boxes),
-        disk_bytes=min(box.disk_bytes for box in boxes),
-        timeout_s=min(box.timeout_s for box in boxes),
-    )

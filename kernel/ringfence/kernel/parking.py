@@ -9,15 +9,17 @@ INVARIANT: from the moment at which a call is refused and its agent is to be par
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from ringfence.kernel.launch import room_again
 from ringfence.kernel.settled import Answer
 from ringfence.syscalls.errors import BudgetExhausted, Fenced, SyscallError
 
 if TYPE_CHECKING:
     from ringfence.kernel.flight import Flight
+    from ringfence.kernel.processes import Processes
     from ringfence.kernel.thread import Thread
 
 
@@ -80,3 +82,28 @@ async def park(flight: Flight, why: str, fail: Callable[[], Awaitable[Answer]]) 
                 thread.parking = None
             decided.set_result(refused)
     return msgspec.structs.replace(answer, park=why, withheld=True) if refused else answer
+
+
+def parker(
+    processes: Processes, thread: Thread, spawn: Callable[[Coroutine[Any, Any, None]], object]
+) -> Callable[[Thread, Answer], Coroutine[Any, Any, None]]:
+    """What parks the agent for a call of this start; one of an earlier start comes too late."""
+    asked_by = (thread.generation, thread.branch)
+
+    async def park(thread: Thread, answer: Answer) -> None:
+        spawn(_park(processes, thread, answer, asked_by))
+
+    return park
+
+
+async def _park(processes: Processes, thread: Thread, answer: Answer, asked_by: tuple[int, int]) -> None:
+    # The program ends before it can tell anyone: what it was told is kept for the operator.
+    error = "" if answer.failure is None else answer.failure.message
+    async with thread.operation:
+        if (thread.generation, thread.branch) != asked_by or thread.state == "killed":
+            return  # an operator was faster: it is ended, rolled back or started again
+        await processes.end_program(thread)
+        if room_again(thread, answer):
+            await processes.start_or_fail(thread)
+            return
+        await processes.settle(thread, "parked", waiting_for=answer.park, error=error)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from ringfence.kernel.journal.types import JournalError, Phase, StoredRow
 from ringfence.kernel.places import NEWEST, Place
+from ringfence.kernel.settled import Answer, answer_from
 from ringfence.syscalls.errors import AuditChainBroken, InvalidRequest, JournalUnavailable, SyscallError
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ PAGE_ROWS: Final = 128
 
 HELD_BYTES: Final = 1 << 20
 """Bodies that are held for one thread; beyond it those that were read first are let go."""
+
+AHEAD_BYTES: Final = 32 << 10
+"""Bodies that are kept of those that were read anyway, for a program that begins again."""
 
 _AGAIN_S: Final = 0.2
 
@@ -90,6 +94,11 @@ class Past:
             )
         return found
 
+    def foresee(self, row: StoredRow) -> None:
+        """Keep one of the first rows that a program will ask for, which whoever looks for its places has read."""
+        if self._bytes + len(row.body) <= AHEAD_BYTES:
+            self._keep(row)
+
     def _keep(self, row: StoredRow) -> None:
         before = self._rows.pop(row.step, None)
         self._rows[row.step] = row
@@ -115,3 +124,15 @@ async def lost_reply(core: Core, thread: Thread, place: Place) -> StoredRow | Sy
     return InvalidRequest(
         f"step {lane_step} of lane `{lane}` was answered before; the next is {thread.next_of(lane)}"
     )
+
+
+async def recall(core: Core, thread: Thread, place: Place) -> tuple[str, Answer]:
+    """The action and the answer that are recorded at a place which its lane has passed; is no call and costs nothing.
+
+    Raises:
+        SyscallError: there is none, or it can't be read now.
+    """
+    row = await lost_reply(core, thread, place)
+    if isinstance(row, SyscallError):
+        raise row
+    return row.action, await answer_from(row, core.blobs, thread.purged)

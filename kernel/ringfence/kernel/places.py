@@ -14,6 +14,8 @@ Place = tuple[str, int]
 
 RETRY: Final = 1
 UNKNOWN: Final = 2
+EXPIRED: Final = 4
+ASIDE: Final = 8
 
 NEWEST: Final = 1 << 62
 """Position of a row that this kernel wrote: later than all that were read."""
@@ -30,12 +32,28 @@ class Held(NamedTuple):
         pos: where its row stands in the chain: the order in which outcomes were recorded.
         retry: whether the call is made afresh where nothing followed it in its lane.
         unknown: whether nobody knows yet what became of it.
+        expired: whether it was refused because nobody answered its approval in time.
+        aside: whether it says nothing of the program's way that it isn't asked for again.
     """
 
     step: int
     pos: int
     retry: bool
     unknown: bool
+    expired: bool = False
+    aside: bool = False
+
+    @property
+    def flags(self) -> int:
+        """What is true of it, in one byte."""
+        known = RETRY * self.retry | UNKNOWN * self.unknown | EXPIRED * self.expired
+        return known | ASIDE * self.aside
+
+    @classmethod
+    def of(cls, step: int, pos: int, flags: int) -> Held:
+        """From its parts as a lane keeps them."""
+        expired, aside = bool(flags & EXPIRED), bool(flags & ASIDE)
+        return cls(step, pos, bool(flags & RETRY), bool(flags & UNKNOWN), expired, aside)
 
 
 @dataclass(slots=True)
@@ -65,12 +83,16 @@ class Places:
             step = lane.steps[at - lane.base]
             if not step:
                 return None
-            flags = lane.flags[at - lane.base]
-            return Held(step, lane.positions[at - lane.base], bool(flags & RETRY), bool(flags & UNKNOWN))
+            return Held.of(step, lane.positions[at - lane.base], lane.flags[at - lane.base])
         return self._odd.get(place) if self._odd else None
 
     def __contains__(self, place: Place) -> bool:
-        return self.get(place) is not None
+        # Asked for every call, mostly of lanes that nothing is known of.
+        name, at = place
+        lane = self._lanes.get(name)
+        if lane is not None and 0 <= at - lane.base < len(lane.steps):
+            return lane.steps[at - lane.base] != 0
+        return place in self._odd
 
     def put(self, place: Place, held: Held) -> None:
         """Note what is known of a place from here on."""
@@ -89,7 +111,7 @@ class Places:
             if self._odd:
                 self._move_in(name, lane)
         lane.steps[index], lane.positions[index] = held.step, held.pos
-        lane.flags[index] = RETRY * held.retry | UNKNOWN * held.unknown
+        lane.flags[index] = held.flags
 
     def _move_in(self, name: str, lane: _Lane) -> None:
         # INVARIANT: a place is known in one way: where the lane has come to it, there.
@@ -97,7 +119,7 @@ class Places:
         held = self._odd.pop((name, at), None)
         if held is not None:
             lane.steps[-1], lane.positions[-1] = held.step, held.pos
-            lane.flags[-1] = RETRY * held.retry | UNKNOWN * held.unknown
+            lane.flags[-1] = held.flags
 
     def pop(self, place: Place) -> Held | None:
         """Forget a place."""
@@ -113,9 +135,7 @@ class Places:
         for name, lane in self._lanes.items():
             for index, step in enumerate(lane.steps):
                 if step:
-                    flags = lane.flags[index]
-                    held = Held(step, lane.positions[index], bool(flags & RETRY), bool(flags & UNKNOWN))
-                    yield (name, lane.base + index), held
+                    yield (name, lane.base + index), Held.of(step, lane.positions[index], lane.flags[index])
         yield from self._odd.items()
 
     def __iter__(self) -> Iterator[Place]:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
+from weakref import WeakValueDictionary
 
+from ringfence.kernel.boundaries import Boundaries
 from ringfence.kernel.config import Layout
 from ringfence.kernel.core import Core
 from ringfence.kernel.descriptors import Descriptors, NoDescriptors
@@ -20,22 +22,23 @@ from ringfence.kernel.journal.types import AgentKey, Unavailable
 from ringfence.kernel.launch import (
     confined_by,
     enter,
+    kept_from_start,
     missing_files,
     program_spec,
     restartable,
-    room_again,
     why_ended,
 )
 from ringfence.kernel.linger import Linger
 from ringfence.kernel.logs import LogPump
+from ringfence.kernel.lookahead import Lookahead
 from ringfence.kernel.ownership import Ownership
+from ringfence.kernel.parking import parker
 from ringfence.kernel.problems import lost_files
-from ringfence.kernel.recovery import settle_again
+from ringfence.kernel.recovery import close_let_go, settle_again
 from ringfence.kernel.releases import begin_releases
 from ringfence.kernel.retries import Retry
 from ringfence.kernel.revocation import cancel
 from ringfence.kernel.server.agent_door import AgentDoor
-from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import FINAL_STATES, Thread
 from ringfence.kernel.turns import Turns
 from ringfence.kernel.waits import show
@@ -73,13 +76,16 @@ class Processes:
         self._dispatcher = dispatcher
         self._descriptors = Descriptors()
         self._running: dict[AgentKey, _Running] = {}
-        self._logs: dict[tuple[AgentKey, str], LogPump] = {}
+        self._logs: WeakValueDictionary[tuple[AgentKey, str], LogPump] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.turns = Turns(core, ownership, self.start_or_fail, self._spawn)
-        self._linger = Linger(core, self, self._spawn)
+        self.lookahead = Lookahead(core, ownership.load_replay)
+        self.boundaries = Boundaries(core, self, dispatcher, self._spawn)
+        core.boundary = self.boundaries.before
+        self.linger = Linger(core, self, self._spawn)
         self.on_end: RunEnd | None = None  # set by who begins the runs of scheduled agents
-        core.on_rest, core.wake = self._linger.rests, self.wake
-        core.mailboxes.arrived, core.mailboxes.sleeping = self._linger.message_came, self._linger.adopted
+        core.on_rest, core.wake = self.linger.rests, self.wake
+        core.mailboxes.arrived, core.mailboxes.sleeping = self.linger.message_came, self.linger.adopted
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -118,27 +124,26 @@ class Processes:
     def log_of(self, thread: Thread, stream: str) -> LogPump:
         """The log of `stdout` or `stderr`."""
         place = (thread.key, stream)
-        if place not in self._logs:
-            self._logs[place] = LogPump(self._layout.agent(thread.id) / "logs" / f"{stream}.log")
-        return self._logs[place]
+        path = self._layout.agent(thread.id) / "logs" / f"{stream}.log"
+        return self._logs.get(place) or self._logs.setdefault(place, LogPump(path))
 
     # -- start ----------------------------------------------------------------------------------------------------
 
     async def start(self, thread: Thread) -> None:
         """Start the agent's program; a thread with a past continues by replay. It is `pending` until its turn comes.
 
-        A sandbox that dies while it is made counts as an end of the program: its restart policy says whether it is tried
-        again, and the agent is `pending` until then.
+        A sandbox that dies while it is made counts as an end of the program; its restart policy may leave it `pending`.
 
         Raises:
             SandboxError: the sandbox can't be had as asked; the agent is `failed` with the reason.
         """
         if thread.program is not None:
             return  # two asked at once
-        if self._core.stopping:
-            raise SandboxError("the kernel is stopping; start it again under the next one")
+        if why := kept_from_start(self._core, thread):
+            raise SandboxError(why)
         try:
             if not await self.turns.taken(thread):
+                self._spawn(self.lookahead.read(thread))
                 return
         except SandboxError as error:
             await self._fail(thread, error)
@@ -152,18 +157,24 @@ class Processes:
             await self._fail(thread, SandboxError(why))
         await settle_again(self._core, thread)
         thread.generation += 1
-        if thread.generation > 1 or not thread.loaded:
+        if not self.lookahead.take(thread) and (thread.generation > 1 or not thread.loaded):
             await self._ownership.load_replay(thread)
         if thread.unreadable:
             await self._fail(thread, SandboxError(thread.unreadable))
         thread.lanes.clear()
         thread.live_lanes, thread.parking = 0, None
+        thread.replay.asks_anew, thread.asks_anew = thread.asks_anew, False
+        try:
+            if not await self.boundaries.begin(thread):
+                await self.set_state(thread, "parked", waiting_for=thread.waiting_for, asleep=True)
+                return
+        except SandboxError as error:
+            await self._fail(thread, error)
         begin_releases(thread)
         # Calls of an earlier start that wait for an operator: their program is gone, the new one asks for itself.
-        async with thread.resolved:
-            thread.resolved.notify_all()
+        await thread.announce_resolved()
         token = thread.new_token()
-        door = AgentDoor(thread, self._dispatcher, self._parker(thread), self._descriptors)
+        door = AgentDoor(thread, self._dispatcher, parker(self, thread, self._spawn), self._descriptors)
         await self._open(door, self._layout.socket_dir(thread.key), thread)
         fds: list[int] = []
         pumps: list[asyncio.Task[None]] = []
@@ -173,7 +184,7 @@ class Processes:
                 fds.append(write_fd)
                 pumps.append(asyncio.create_task(self.log_of(thread, stream).run(read_fd)))
             spec = program_spec(thread, self._layout, token, fds)
-            thread.program = await enter(self._core, thread.environment.sandbox, spec)
+            thread.program = await enter(self._core, thread, spec, door)
         except SandboxError as error:
             await door.close()
             if isinstance(error, SandboxLostError) and restartable(thread):
@@ -205,8 +216,7 @@ class Processes:
     async def _record_start(self, thread: Thread) -> None:
         await self.set_state(thread, "running", started_at=datetime.now(UTC), ended_at=None, exit_code=None)
         show(thread)
-        box = confined_by(thread)
-        facts = {"generation": thread.generation, "restarts": thread.restarts, "sandbox": box}
+        facts = {"generation": thread.generation, "restarts": thread.restarts, "sandbox": confined_by(thread)}
         await self._core.event(thread.key, "agent.start", thread.id, **facts)
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -235,6 +245,7 @@ class Processes:
         await asyncio.gather(*running.pumps, return_exceptions=True)
         await running.door.close()
         thread.program = None
+        self._running.pop(thread.key, None)
         self.turns.ended(thread)
         if running.ending or self._core.stopping:
             return
@@ -258,6 +269,8 @@ class Processes:
             return  # an operator was here meanwhile, and may have started it again
         if thread.state == "paused" and (ended.reason is not ExitReason.EXIT or ended.code):
             return  # a frozen program ends by another's hand; `resume` starts it again
+        if await self.boundaries.refuse_end(thread, ended) or thread.generation != generation:
+            return
         now = datetime.now(UTC)
         if ended.reason is ExitReason.EXIT and ended.code == 0:
             await self._finish(thread, "done", generation, exit_code=0, ended_at=now)
@@ -266,7 +279,7 @@ class Processes:
         if thread.generation != generation:
             return  # its schedule has begun the next run
         if lost:
-            await self._settle(thread, "failed", error=lost, exit_code=ended.code, ended_at=now)
+            await self.settle(thread, "failed", error=lost, exit_code=ended.code, ended_at=now)
             return
         why = why_ended(ended, self.log_of(thread, "stderr").tail())
         if ended.reason is not ExitReason.TIMEOUT and restartable(thread):
@@ -274,8 +287,9 @@ class Processes:
             return
         again = thread.manifest.restart.policy == "on-failure" and ended.reason is not ExitReason.TIMEOUT
         limit = f"; it was restarted {thread.restarts} times" if again else ""
-        facts = {"error": why + limit, "exit_code": ended.code, "ended_at": now}
-        await self._finish(thread, "failed", generation, **facts)
+        await self._finish(
+            thread, "failed", generation, error=why + limit, exit_code=ended.code, ended_at=now
+        )
 
     async def _await_restart(self, thread: Thread, why: str, code: int | None) -> None:
         """Leave the agent `pending` and start it again after a while that grows."""
@@ -283,9 +297,8 @@ class Processes:
         generation, number = thread.generation, thread.restarts
         wait_s = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(number - 1, 32))
         at = datetime.now(UTC) + timedelta(seconds=wait_s)
-        retry = Retry(at=at, number=number, most=thread.manifest.restart.max, error=why)
-        thread.retry = retry
-        await self._settle(
+        thread.retry = retry = Retry(at=at, number=number, most=thread.manifest.restart.max, error=why)
+        await self.settle(
             thread, "pending", waiting_for=retry.text, error=why, restarts=number, exit_code=code
         )
         self._spawn(self._restart(thread, generation, wait_s))
@@ -293,23 +306,23 @@ class Processes:
     async def _restart(self, thread: Thread, generation: int, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
         async with thread.operation:
-            same = thread.state == "pending" and thread.generation == generation
-            if same and not self._core.stopping and thread.program is None:
+            due = thread.state == "pending" and thread.generation == generation and thread.program is None
+            if due and not self._core.stopping:
                 await self.start_or_fail(thread)
 
     async def _finish(self, thread: Thread, outcome: str, generation: int, **facts: Any) -> None:
         """The program is at its end; an agent with a schedule waits for its next run."""
         # INVARIANT: nobody takes a message for a program that is no more.
-        over = Killed("the program ended while this call waited")
-        await asyncio.gather(*(cancel(f, over) for f in list(thread.flights.values()) if f.row.waits))
+        over, flights = Killed("the program ended while this call waited"), list(thread.flights.values())
+        await asyncio.gather(*(cancel(flight, over) for flight in flights if flight.row.waits))
         if thread.schedule is None or self.on_end is None:
-            await self._settle(thread, outcome, **facts)
+            await self.settle(thread, outcome, **facts)
             return
         async with thread.operation:
             if thread.state != "killed" and thread.generation == generation:
                 await self.insist(functools.partial(self.on_end, thread, outcome, **facts))
 
-    async def _settle(self, thread: Thread, state: str, **more: Any) -> None:
+    async def settle(self, thread: Thread, state: str, **more: Any) -> None:
         """Set a state that follows from the end of a program, unless an operator sets another one meanwhile."""
         expected = {thread.state, state}
 
@@ -340,7 +353,7 @@ class Processes:
         The one way to do it, for timers, messages, approvals and budgets. Does nothing where the agent isn't asleep: it is
         live, paused, killed or at its end.
         """
-        await self._linger.wake(thread)
+        await self.linger.wake(thread)
 
     # -- operators ------------------------------------------------------------------------------------------------
 
@@ -368,32 +381,14 @@ class Processes:
         async with thread.operation:
             await self.end_program(thread)
             await asyncio.gather(*(cancel(flight, reason) for flight in list(thread.flights.values())))
+            await self.boundaries.drop(thread)
+            await close_let_go(self._core, thread, reason)
             self.turns.ended(thread)
             if thread.state not in FINAL_STATES:
                 await self.set_state(thread, state, ended_at=datetime.now(UTC), **more)
 
-    def _parker(self, thread: Thread) -> Callable[[Thread, Answer], Coroutine[Any, Any, None]]:
-        """What parks the agent for a call of this start; one of an earlier start comes too late."""
-        asked_by = (thread.generation, thread.branch)
-
-        async def park(thread: Thread, answer: Answer) -> None:
-            self._spawn(self._do_park(thread, answer, asked_by))
-
-        return park
-
-    async def _do_park(self, thread: Thread, answer: Answer, asked_by: tuple[int, int]) -> None:
-        # The program ends before it can tell anyone: what it was told is kept for the operator.
-        error = "" if answer.failure is None else answer.failure.message
-        async with thread.operation:
-            if (thread.generation, thread.branch) != asked_by or thread.state == "killed":
-                return  # an operator was faster: it is ended, rolled back or started again
-            await self.end_program(thread)
-            if room_again(thread, answer):
-                await self.start_or_fail(thread)
-                return
-            await self._settle(thread, "parked", waiting_for=answer.park, error=error)
-
     async def stop_all(self) -> None:
         """End every program for the kernel's own stop; agents keep their state and are started again by the next kernel."""
         threads = [t for t in self._core.threads.values() if t.program is not None]
+        await asyncio.gather(*(self.boundaries.at_stop(t) for t in threads), return_exceptions=True)
         await asyncio.gather(*(self.end_program(t) for t in threads), return_exceptions=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from ringfence.policy.units import Rate
@@ -43,6 +44,13 @@ class Bucket:
         self._tokens -= 1.0
         return 0.0 if self._tokens >= 0 else -self._tokens / self.per_s
 
+    def take_now(self) -> float:
+        """Take one token if it is there now. Returns 0, or the seconds until it is: then none was taken."""
+        wait_s = self.take()
+        if wait_s > 0:
+            self.give_back()
+        return wait_s
+
     @property
     def wait(self) -> float:
         """Seconds until the last token that was given out is there."""
@@ -65,6 +73,27 @@ class Bucket:
     def refill_s(self) -> float:
         """Seconds until a new call has its turn."""
         return max(0.0, 1.0 - self.tokens) / self.per_s
+
+
+class Buckets:
+    """Buckets of those that a kernel file names, each by its name; another rate takes over what is left.
+
+    Args:
+        origin: what they are, as `hook`.
+    """
+
+    def __init__(self, origin: str) -> None:
+        self._origin = origin
+        self._known: dict[str, tuple[Rate, Bucket]] = {}
+
+    def take_now(self, name: str, rate: Rate) -> float:
+        """Take one token of somebody's if it is there now. Returns 0, or the seconds until it is: then none was taken."""
+        known = self._known.get(name)
+        if known is None or known[0] != rate:
+            before = None if known is None else known[1]
+            known = (rate, Bucket(name, rate, self._origin, time.monotonic, before))
+            self._known[name] = known
+        return known[1].take_now()
 
 
 def matches(pattern: str, action: str) -> bool:

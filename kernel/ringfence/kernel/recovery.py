@@ -41,6 +41,11 @@ class _Intent(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Intent).decode
 
 
+def recorded_arguments(intent: StoredRow) -> bytes:
+    """Arguments of a call as its intent has them, in canonical form."""
+    return bytes(_decode(intent.body).arguments)
+
+
 async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
     """Settle every unfinished call of the thread's lineage.
 
@@ -87,15 +92,40 @@ async def settle_unfinished(core: Core, thread: Thread) -> list[int]:
         elif row.recovery in _BY_BODY and intent.step not in staged:
             if not await _recover_by_body(core, flight):
                 unknown.append(intent.step)
-        elif row.recovery is Recovery.KEYED and not body.idempotent:
+        elif row.recovery is Recovery.KEYED and not (body.idempotent and asked_again(thread)):
+            why = "nobody asks for it again" if body.idempotent else "its resource takes no idempotency key"
             sent = OutcomeUnknown(
-                f"{intent.action} on `{intent.resource}` may have been sent before the crash and its resource takes no "
-                f"idempotency key; settle it: ringfence resolve {thread.id} {intent.step} --as done|not-done",
+                f"{intent.action} on `{intent.resource}` may have been sent before the crash and {why}; "
+                f"settle it: ringfence resolve {thread.id} {intent.step} --as done|not-done",
                 audit_id=f"{thread.id}/{intent.step}",
             )
             await _close(core, flight, sent)
             unknown.append(intent.step)
     return unknown
+
+
+def asked_again(thread: Thread) -> bool:
+    """Whether the program of a thread makes its calls again after a crash; one that resumes by itself may not."""
+    layer = thread.environment.direct
+    return layer is None or not layer.own
+
+
+async def close_unasked(core: Core, thread: Thread, lane: str) -> None:
+    """Say of calls that a crash cut off before their effect that nobody will ask for them again.
+
+    Args:
+        core: the kernel.
+        thread: whose program resumes by itself.
+        lane: calls of this one are the kernel's own, and left.
+    """
+    for place, one in list(thread.replay.unfinished.items()):
+        row = core.table.get(one.intent.action)
+        if place[0] == lane or row is None or one.intent.step in thread.flights:
+            continue
+        raw = recorded_arguments(one.intent)
+        flight = await _flight_of(core, thread, row, one.intent, raw)
+        text = "a crash cut it off, and the program goes on by itself: nobody asks for it again"
+        await _close(core, flight, JournalUnavailable(text))
 
 
 async def _flight_of(core: Core, thread: Thread, row: TableRow, intent: StoredRow, raw: bytes) -> Flight:
@@ -142,6 +172,28 @@ async def settle_again(core: Core, thread: Thread) -> None:
                 "the database is away; what was under way is settled when it is back"
             ) from error
         thread.unsettled -= places
+
+
+async def close_let_go(core: Core, thread: Thread, error: SyscallError) -> None:
+    """Record the end of calls that wait and that nobody keeps: their agent has ended. Those without an intent leave no trace.
+
+    Raises:
+        Unavailable: the database is away.
+        Fenced: another kernel owns the agent.
+    """
+    steps = {call.step for call in thread.let_go}
+    thread.let_go = ()
+    if not steps:
+        return
+    for intent, last in await core.store.unfinished(thread.key):
+        row = core.table.get(intent.action)
+        if intent.step not in steps or row is None:
+            continue
+        place = (intent.lane, intent.lane_step)
+        flight = await _flight_of(core, thread, row, intent, recorded_arguments(intent))
+        thread.replay.unfinished[place] = Unfinished(intent=intent, progress=last and last.body)
+        await _close(core, flight, error)
+        thread.unsettled.discard(place)
 
 
 def _plan_of(resource: str) -> Plan:

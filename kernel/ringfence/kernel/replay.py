@@ -29,8 +29,28 @@ PARKED = "parked"
 OPERATOR_LANE = "op"
 """Lane of operator work such as a rollback; no program ever asks for it."""
 
+BOUNDARY_LANE = "workspace"
+"""Lane of the kernel's own boundaries of `direct` programs; no program ever asks for it."""
+
+ASIDE = frozenset({"mcp.tools"})
+"""Actions that a client of a door makes by itself, as when its rights change: whether it does says nothing of the program."""
+
+COMPENSATE = "compensate"
+"""Action of what a rollback sends to make up for a call that left the system."""
+
+PUT_BACK = "put_back"
+"""Action of what a rollback sends to put back what a call had destroyed or changed there."""
+
+
+def taken_back_by(row: StoredRow) -> frozenset[str]:
+    """Effects that a row of a rollback says are undone: the same calls may be made again."""
+    if row.lane != OPERATOR_LANE or row.outcome != "ok" or row.action not in (COMPENSATE, PUT_BACK):
+        return frozenset()
+    return frozenset(json.loads(row.body)["of"])
+
 
 _SENT = b'"sent":"yes"'
+_EXPIRED = b'"expired"'
 
 
 def was_sent(row: StoredRow) -> bool:
@@ -43,10 +63,20 @@ def was_sent(row: StoredRow) -> bool:
 
 def was_answered(row: StoredRow) -> bool:
     """Whether a person denied the call: that is an answer, and nobody is asked the same again."""
-    if row.outcome != "denied" or row.verdict != "ask":
-        return False
+    return row.verdict == "ask" and bool(_denial(row).get("by"))
+
+
+def has_expired(row: StoredRow) -> bool:
+    """Whether the call was refused because nobody answered in time: an answer too, until a person starts an ended agent."""
+    return _EXPIRED in row.body and bool(_denial(row).get("expired"))
+
+
+def _denial(row: StoredRow) -> dict[str, str]:
+    """Facts of a denial; empty for any other outcome."""
+    if row.outcome != "denied":
+        return {}
     error: dict[str, Any] = json.loads(row.body).get("error") or {}
-    return bool(error.get("metadata", {}).get("by"))
+    return error.get("metadata") or {}
 
 
 def is_programs(lane: str) -> bool:
@@ -107,10 +137,15 @@ class Effects:
     """Calls that left the system, over all branches."""
 
     _tries: dict[str, dict[int, Try]] = field(default_factory=dict[str, dict[int, Try]])
+    taken_back: set[str] = field(default_factory=set[str])
+    """Those that a rollback has undone: who makes the call again makes another."""
 
     def add(self, row: StoredRow) -> None:
         """Take one outcome, in the order they were recorded. What did not happen frees its id again."""
         if not row.effect_id:
+            return
+        if row.lane == OPERATOR_LANE:
+            self.taken_back |= taken_back_by(row)
             return
         tries = self._tries.setdefault(row.effect_id, {})
         if row.outcome in HAPPENED:
@@ -147,7 +182,10 @@ class Replay:
         unfinished: calls that a dead kernel began.
         checkpoint: what the program goes on from.
         past: rows that were read last.
+        taken_back: effects that a rollback has undone, over all branches.
         saved: the newest checkpoint of the branch, which the next one may rest on: later than `checkpoint` while it runs.
+        asks_anew: whether a person started the agent after its end: what nobody answered in time is asked again.
+        caught_up: whether all that is known by what it asks was asked for again; found out by who looks.
     """
 
     outcomes: Places = field(default_factory=Places)
@@ -156,26 +194,39 @@ class Replay:
     checkpoint: CheckpointRecord | None = None
     saved: Base | None = None
     past: Past = field(default_factory=Past)
+    taken_back: set[str] = field(default_factory=set[str])
+    asks_anew: bool = False
+    caught_up: bool = False
 
     def add(self, row: StoredRow) -> None:
         """Take one outcome; of several for one place the newest counts.
 
         Newest by step first: what is said late about an earlier try of a place does not speak for the later one.
         """
-        if row.phase is not Phase.OUTCOME or row.lane == OPERATOR_LANE or row.outcome == PARKED:
+        if row.phase is not Phase.OUTCOME or row.lane == OPERATOR_LANE:
             return
+        self.caught_up = False
         place = (row.lane, row.lane_step)
         held = self.outcomes.get(place)
+        if row.outcome == PARKED:
+            if held is not None and held.expired and held.step < row.step:
+                self.outcomes.pop(place)  # asked anew: the call that waits now answers the place
+            return
         if held is None or (held.step, held.pos) <= (row.step, row.pos):
-            retry = row.outcome in RETRIED and not (was_sent(row) or was_answered(row))
-            self.outcomes.put(place, Held(row.step, row.pos, retry, row.outcome == "unknown"))
+            expired = has_expired(row)
+            retry = row.outcome in RETRIED and not (expired or was_sent(row) or was_answered(row))
+            aside = row.action in ASIDE
+            self.outcomes.put(place, Held(row.step, row.pos, retry, row.outcome == "unknown", expired, aside))
         if row.lane_step >= self.last.get(row.lane, -1):
             self.last[row.lane] = row.lane_step
 
     def find(self, lane: str, lane_step: int) -> Held | None:
         """The outcome that answers this place again, or None where the call is to be made afresh."""
         held = self.outcomes.get((lane, lane_step))
-        return None if held is None or (held.retry and self.last.get(lane) == lane_step) else held
+        return None if held is None or self._made_afresh(lane, lane_step, held) else held
+
+    def _made_afresh(self, lane: str, lane_step: int, held: Held) -> bool:
+        return (held.retry or (held.expired and self.asks_anew)) and self.last.get(lane) == lane_step
 
     def waits(self) -> list[int]:
         """Steps whose outcome an operator has to settle, in order."""
@@ -189,7 +240,7 @@ class Replay:
         lanes: set[str] = set()
         found: list[int] = []
         for (lane, lane_step), held in self.outcomes.items():
-            retried = held.retry and self.last.get(lane) == lane_step
+            retried = self._made_afresh(lane, lane_step, held)
             if is_programs(lane) and not held.unknown and not retried and held.pos < NEWEST:
                 lanes.add(lane)
                 found.append(held.pos)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
+from ringfence.kernel.resting import denied
 from ringfence.kernel.rights import Rights
 from ringfence.kernel.thread import Thread
 from ringfence.policy.types import Verdict
@@ -59,7 +60,12 @@ async def settle_affected(thread: Thread, rights: Rights) -> list[dict[str, Any]
         elif not flight.permits(judgement):
             affected.append((flight, flight.revoked(judgement)))
     # All at once: none of them runs on while another one is waited for.
-    return list(await asyncio.gather(*(_settle(flight, error) for flight, error in affected)))
+    report = list(await asyncio.gather(*(_settle(flight, error) for flight, error in affected)))
+    if thread.let_go:
+        report += (refused := denied(thread, rights))
+        if refused and thread.on_rest is not None:
+            thread.on_rest(thread, False)
+    return report
 
 
 async def _settle(flight: Flight, error: SyscallError) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from ringfence.kernel.journal.types import GrantRecord
 from ringfence.kernel.kinship import delegated_roles, meet
+from ringfence.policy.actions import OWN_ACTIONS, applies
 from ringfence.policy.conditions import Condition, untainting
 from ringfence.policy.engine import AgentPolicy
 from ringfence.policy.facts import NOTHING_KNOWN, Facts
@@ -43,6 +44,58 @@ class Judgement:
     facts: tuple[str, ...] = ()
 
 
+_EVERYTHING = frozenset({"*", "**"})
+
+IRREVERSIBLE = "irreversible"
+"""Stands for the rule where a call asks because it destroys and nothing could undo it."""
+DOUBTFUL = "definition"
+"""Stands for the rule where a call asks because what it calls is no longer what was taken."""
+STRAYED = "diverged"
+"""Stands for the rule where a call asks because its program took another way after a restart than before."""
+
+
+def asked_anyway(
+    judgement: Judgement, why: str, question: Question, rule: str = IRREVERSIBLE, about: str = ""
+) -> Judgement:
+    """The judgement of a call that no rule lets run without a person.
+
+    Args:
+        judgement: what rules and conditions say.
+        why: in words for people.
+        question: what the call does.
+        rule: what stands for the rule that asks.
+        about: what an approval is about, besides the question.
+    """
+    if judgement.verdict is Verdict.DENY:
+        return judgement
+    asks = judgement.asking | {(rule, question.action, about or question.resource)}
+    told = b'"%s":' % rule.encode() + msgspec.json.encode(why) + b"," + judgement.tail
+    return dataclasses.replace(judgement, verdict=Verdict.ASK, asking=asks, tail=told)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What rights are made from: a tenth of their size."""
+
+    agent: str
+    manifest: Manifest
+    kernel_file: KernelFile
+    grants: tuple[GrantRecord, ...]
+    epoch: int
+    parent: Given | None
+
+    def make(self) -> Rights:
+        """The rights."""
+        return Rights(
+            agent=self.agent,
+            manifest=self.manifest,
+            kernel_file=self.kernel_file,
+            grants=self.grants,
+            epoch=self.epoch,
+            parent=None if self.parent is None else self.parent.make(),
+        )
+
+
 class Rights:
     """Immutable: a revocation or a grant makes a new one."""
 
@@ -61,6 +114,7 @@ class Rights:
         now = datetime.now(UTC)
         alive = [g for g in grants if g.revoked_at is None and (g.expires_at is None or g.expires_at > now)]
         self._manifest, self._kernel_file, self.parent = manifest, kernel_file, parent
+        self._alive = tuple(alive)
         self._spent = {g.id: g for g in alive if g.uses_left == 0}
         grants = [g for g in alive if g.uses_left != 0]
         self.grants = {g.id: g for g in grants}
@@ -77,10 +131,23 @@ class Rights:
                 ),
             )
             for g in grants
+            if g.verdict != Verdict.DENY
         ]
         denies = [rule for rule in effective_rules(manifest, kernel_file) if rule.verdict == Verdict.DENY]
+        own = [
+            parse_rule(g.rule, g.verdict, rule_id=g.id, origin="operator")
+            for g in grants
+            if g.verdict == Verdict.DENY
+        ]
+        denies += own
+        # Roles that a parent delegates lift what it may not, but not what an operator denied to it.
+        self._barred: tuple[Rule, ...] = (*own, *(() if parent is None else parent.barred))
         conditions = conditions_of(manifest, kernel_file)
         self.policy = AgentPolicy(agent, pairs, denies, kernel_file.ceilings.rules, conditions)
+        # What rules alone say, for who asks before the facts are known.
+        self._by_rules = self.policy
+        if conditions:
+            self._by_rules = AgentPolicy(agent, pairs, denies, kernel_file.ceilings.rules)
         self.conditional = bool(conditions) or (parent is not None and parent.conditional)
         self.delegated = () if parent is None else delegated_roles(manifest, parent.manifest, kernel_file)
         self._free = self._delegated_policy(grants, pairs, denies) if self.delegated else None
@@ -103,7 +170,24 @@ class Rights:
         texts = {(str(r.verdict), r.text) for role in self.delegated for r in self._kernel_file.roles[role]}
         of_role = {g.id for g in grants if g.origin == "manifest" and (g.verdict, g.rule) in texts}
         kept = [(g, rule) for g, rule in pairs if g in of_role]
-        return AgentPolicy(self.agent, kept, denies, self._kernel_file.ceilings.deny)
+        return AgentPolicy(self.agent, kept, (*denies, *self._barred), self._kernel_file.ceilings.deny)
+
+    @property
+    def given(self) -> Given:
+        """What they are made from."""
+        return Given(
+            agent=self.agent,
+            manifest=self._manifest,
+            kernel_file=self._kernel_file,
+            grants=self._alive,
+            epoch=self.epoch,
+            parent=None if self.parent is None else self.parent.given,
+        )
+
+    @property
+    def barred(self) -> tuple[Rule, ...]:
+        """What operators deny to this agent and to those above it, beside their manifests."""
+        return self._barred
 
     @property
     def manifest(self) -> Manifest:
@@ -157,6 +241,24 @@ class Rights:
                 return free if own.verdict is Verdict.ALLOW else own
         return meet(own, self.parent.decide(question, effect, facts), self.parent.agent)
 
+    def reaches(self, question: Question) -> bool:
+        """Whether rules alone leave a question open or allow it; conditions may still narrow that. Never raises."""
+        request = Request(principal=self.agent, action=question.action, resource=question.resource)
+        if self._by_rules.decide(request).verdict is Verdict.DENY:
+            return False
+        free = self._free is not None and self._free.decide(request).verdict is not Verdict.DENY
+        return free or self.parent is None or self.parent.reaches(question)
+
+    def reaches_some(self, family: str) -> bool:
+        """Whether an allow or ask rule may speak for an action of a family, such as `mcp.github`, or of that name."""
+        wanted = family.split(".")
+        for rule in self.policy.rules:
+            given = rule.action_pattern.split(".")
+            fits = all(part in ("*", label) for part, label in zip(given, wanted, strict=False))
+            if rule.verdict is not Verdict.DENY and fits and (len(given) >= len(wanted) or given[-1] == "*"):
+                return self.parent is None or self._free is not None or self.parent.reaches_some(family)
+        return False
+
     def visible(self, action: str, path: str, facts: Facts = NOTHING_KNOWN) -> bool:
         """Whether the agent may do an action on a canonical path, without asking anyone. Never raises."""
         if not self.policy.visible(action, path, facts):
@@ -164,6 +266,14 @@ class Rights:
         if self.parent is None or (self._free is not None and self._free.visible(action, path)):
             return True
         return self.parent.visible(action, path, facts)
+
+    def offers(self, action: str) -> bool:
+        """Whether the agent may do an action, or ask for it, on some resource; not on which. Never raises."""
+        if not _offers(self.policy, action):
+            return False
+        if self.parent is None or (self._free is not None and _offers(self._free, action)):
+            return True
+        return self.parent.offers(action)
 
     def masks(self, paths: Iterable[str]) -> list[str]:
         """Those of the given canonical paths that commands must not see: what this agent or its parent is denied to read."""
@@ -263,6 +373,19 @@ class Rights:
             )
             self._having[spent] = found
         return found
+
+
+def _offers(policy: AgentPolicy, action: str) -> bool:
+    """Whether rules let an action through or ask about it for some resource, so that it is worth a try."""
+    rules = policy.rules
+    denies = (rule for rule in rules if rule.verdict is Verdict.DENY and _EVERYTHING & set(rule.patterns))
+    if any(applies(rule.action_pattern, action, forbids=True) for rule in denies):
+        return False
+    # A rule that asks about another door of the same thing permits nothing at this one.
+    others = (rule for rule in rules if rule.verdict is not Verdict.DENY)
+    return action in OWN_ACTIONS or any(
+        applies(rule.action_pattern, action, forbids=False) for rule in others
+    )
 
 
 def effective_rules(manifest: Manifest, kernel_file: KernelFile) -> tuple[Rule, ...]:

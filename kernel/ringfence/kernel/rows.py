@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from ringfence.sandbox.snapshots import SnapshotError
 from ringfence.syscalls.errors import SnapshotFailed
-from ringfence.syscalls.sql_target.records import Change, Touched, record_from
+from ringfence.syscalls.sql_target.records import Change, Record, TableChange, Touched, record_from
 
 if TYPE_CHECKING:
     from ringfence.sandbox.snapshots import SnapshotStore
@@ -62,6 +62,8 @@ class MadeRows:
         if record is None:
             # Of a write that is no longer known nothing is its own, and what it changed is no longer as it was left.
             return
+        for table in record.tables:
+            self._take_table(record, table)
         for change in record.changes:
             place = _place(record.resource, record.identity, change)
             was = {_key(place, change, row): _image(change, row) for row in change.before}
@@ -70,22 +72,32 @@ class MadeRows:
                 self._rows.pop(key, None)
             for row in change.after:
                 key = _key(place, change, row)
-                if key in mine or record.statement == _INSERT:
+                if key in mine or (record.statement in _INSERTS and key not in was):
                     self._rows[key] = _image(change, row)
         while len(self._rows) > ROWS_MAX:
             del self._rows[next(iter(self._rows))]
 
+    def _take_table(self, record: Record, table: TableChange) -> None:
+        """Its rows went with one that was dropped; one that was made is the thread's own."""
+        for change in (table.rows_as_change(), table.as_change()):
+            place = _place(record.resource, record.identity, change)
+            for row in change.before:
+                self._rows.pop(_key(place, change, row), None)
+            for row in change.after:
+                self._rows[_key(place, change, row)] = _image(change, row)
 
-_INSERT: Final = "insert"
+
+_INSERTS: Final = frozenset({"insert", "upsert"})
+"""Statements whose rows that weren't there before are new, and not old ones under another key."""
 
 
 def _place(resource: str, identity: object, change: Change) -> bytes:
     return msgspec.json.encode([resource, identity, change.schema, change.table, change.key])
 
 
-def _key(place: bytes, change: Change, row: list[str | None]) -> bytes:
+def _key(place: bytes, change: Change, row: tuple[str | None, ...]) -> bytes:
     return hashlib.sha256(place + msgspec.json.encode(change.key_of(row))).digest()
 
 
-def _image(change: Change, row: list[str | None]) -> bytes:
+def _image(change: Change, row: tuple[str | None, ...]) -> bytes:
     return hashlib.sha256(msgspec.json.encode([change.columns, change.types, row])).digest()

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Final
 from ringfence.kernel import fires
 from ringfence.kernel.journal.types import AgentKey, JournalError, ScheduleRecord
 from ringfence.kernel.moments import short_time
+from ringfence.kernel.recovery import close_let_go
 from ringfence.kernel.replay import NO_CUT, Lineage, Replay
+from ringfence.kernel.resting import clock_set
 from ringfence.kernel.revocation import cancel
 from ringfence.kernel.thread import FINAL_STATES, Thread
 from ringfence.kernel.timers import Purpose, Timers, steady_clock, wall_clock
@@ -65,8 +67,8 @@ class Scheduler:
         self._processes = processes
         self._now = wall
         self.timers = Timers(self._due, wall=wall, steady=steady)
-        self.timers.on_step = self._stepped
-        processes.on_end = self.ended
+        self.timers.on_step, self.timers.early = self._stepped, self._early
+        processes.on_end, processes.linger.alarm = self.ended, self._alarm
 
     # -- timers ---------------------------------------------------------------------------------------------------
 
@@ -78,6 +80,10 @@ class Scheduler:
                 at = AT_ONCE  # it asks anew, and waits for no longer than it said
             self.timers.set("wake", thread.key, at)
         self._arm(thread)
+
+    def _alarm(self, thread: Thread, at: datetime | None) -> None:
+        """Wake an agent then whose waits nobody keeps; None: its calls wake it, or it is awake."""
+        self.timers.set("wake", thread.key, at)
 
     def _began_ahead(self, thread: Thread) -> bool:
         """Whether the clock was put back since an agent fell asleep: its waits would take that much longer."""
@@ -104,8 +110,9 @@ class Scheduler:
 
     def _stepped(self, by: timedelta) -> None:
         """The clock was set: what it was set over is looked at now, whatever it would have waited for."""
-        if by < timedelta(0):
-            for thread in self._core.threads.values():
+        for thread in self._core.threads.values():
+            clock_set(thread, by)
+            if by < timedelta(0):
                 self._arm(thread)
 
     async def _due(self, purpose: Purpose, key: AgentKey) -> None:
@@ -123,6 +130,11 @@ class Scheduler:
             log.warning("the schedule of %s can't fire now: %s; trying again", thread.id, error)
             await asyncio.sleep(RETRY_S)
             self._arm(thread)
+
+    async def _early(self, key: AgentKey, at: datetime) -> None:
+        thread = self._core.threads.get(key)
+        if thread is not None and not thread.fenced and not self._core.stopping:
+            await self._processes.linger.wake_early(thread, at)
 
     def next_of(self, thread: Thread, after: datetime | None = None) -> datetime | None:
         """When the manifest's schedule fires after a time; after now if none is given."""
@@ -290,6 +302,7 @@ class Scheduler:
         # What it left under way belongs to this run; the next one's calls have the same places.
         over = Killed("the run has ended")
         await asyncio.gather(*(cancel(flight, over) for flight in list(thread.flights.values())))
+        await close_let_go(self._core, thread, over)
         schedule = thread.schedule
         assert schedule is not None  # noqa: S101 - asked by the caller
         text = waiting_text(schedule)

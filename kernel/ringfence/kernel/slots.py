@@ -9,8 +9,9 @@ INVARIANT: nobody overtakes an agent that waits for a slot or for memory; one th
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
@@ -51,6 +52,8 @@ class Slots(Generic[Key]):
         self._held: dict[Key, Wish[Key]] = {}
         self._starting: set[Key] = set()
         self._queue: dict[Key, Wish[Key]] = {}
+        # The same by priority, in the order in which they asked: whoever is next is found without a look at all of them.
+        self._lines: dict[str, dict[Key, Wish[Key]]] = {}
         self._memory = 0
         self._labels: Counter[tuple[str, str]] = Counter()
 
@@ -93,6 +96,10 @@ class Slots(Generic[Key]):
             )
         return ""
 
+    def fits(self, wish: Wish[Key]) -> bool:
+        """Whether an agent that asked now would have its turn, with nobody waiting."""
+        return not self._queue and not self._obstacle(wish)[0]
+
     # -- turns ----------------------------------------------------------------------------------------------------
 
     def ask(self, wish: Wish[Key]) -> str:
@@ -103,10 +110,11 @@ class Slots(Generic[Key]):
         """
         if wish.key in self._held:
             return ""
-        wish = self._queue.setdefault(wish.key, wish)
+        wish = self._enqueued(wish)
         why = self._first_obstacle(wish)
         if not why:
-            self._take(wish)
+            self._hold(wish)
+            self._dequeue(wish.key)
         return why
 
     def started(self, key: Key) -> None:
@@ -115,7 +123,7 @@ class Slots(Generic[Key]):
 
     def release(self, key: Key) -> None:
         """It lives no more, or waits no more."""
-        self._queue.pop(key, None)
+        self._dequeue(key)
         self._starting.discard(key)
         wish = self._held.pop(key, None)
         if wish is not None:
@@ -129,10 +137,12 @@ class Slots(Generic[Key]):
         for wish in self._in_order():
             why, hard = self._obstacle(wish)
             if not why:
-                self._take(wish)
+                self._hold(wish)
                 given.append(wish.key)
             elif hard:
                 break
+        for key in given:
+            self._dequeue(key)
         return given
 
     def waits(self, key: Key) -> bool:
@@ -141,8 +151,25 @@ class Slots(Generic[Key]):
 
     # -- how ------------------------------------------------------------------------------------------------------
 
-    def _take(self, wish: Wish[Key]) -> None:
-        self._queue.pop(wish.key, None)
+    def _enqueued(self, wish: Wish[Key]) -> Wish[Key]:
+        """Put a wish in line; gives the one that was there before."""
+        found = self._queue.get(wish.key)
+        if found is not None:
+            return found
+        self._queue[wish.key] = wish
+        line = self._lines.setdefault(wish.priority, {})
+        later = bool(line) and next(reversed(line.values())).since > wish.since
+        line[wish.key] = wish
+        if later:
+            self._lines[wish.priority] = {w.key: w for w in sorted(line.values(), key=lambda w: w.since)}
+        return wish
+
+    def _dequeue(self, key: Key) -> None:
+        wish = self._queue.pop(key, None)
+        if wish is not None:
+            del self._lines[wish.priority][key]
+
+    def _hold(self, wish: Wish[Key]) -> None:
         self._held[wish.key] = wish
         self._starting.add(wish.key)
         self._memory += wish.memory_bytes
@@ -183,25 +210,25 @@ class Slots(Generic[Key]):
             return f"memory: {wish.memory_bytes} bytes asked for, {left} left", True
         return None
 
-    def _in_order(self) -> list[Wish[Key]]:
+    def _in_order(self) -> Iterator[Wish[Key]]:
+        """Who waits, the next one first. Nobody may come or go while it is walked."""
         now, limits = self._clock(), self._limits()
-        shares: Counter[str] = Counter()
-        if limits.share_by:
-            shares.update(_value(w.labels, limits.share_by) for w in self._held.values())
-        waiting = list(self._queue.values())
-        order: list[Wish[Key]] = []
-        while waiting:
-            first = min(
-                waiting, key=lambda w: (-_rank(w, now), shares[_value(w.labels, limits.share_by)], w.since)
+        if not limits.share_by:
+            # Of one priority, whoever asked first has waited longest, so that each line is in order already.
+            return heapq.merge(
+                *(line.values() for line in self._lines.values()), key=lambda w: (-_rank(w, now), w.since)
             )
+        return self._by_shares(now, limits.share_by)
+
+    def _by_shares(self, now: float, share_by: str) -> Iterator[Wish[Key]]:
+        shares = Counter(_value(wish.labels, share_by) for wish in self._held.values())
+        waiting = list(self._queue.values())
+        while waiting:
+            first = min(waiting, key=lambda w: (-_rank(w, now), shares[_value(w.labels, share_by)], w.since))
             waiting.remove(first)
-            order.append(first)
-            if not limits.share_by:
-                order += sorted(waiting, key=lambda w: (-_rank(w, now), w.since))
-                break
+            yield first
             # Those behind it are ordered as if it had its slot.
-            shares[_value(first.labels, limits.share_by)] += 1
-        return order
+            shares[_value(first.labels, share_by)] += 1
 
 
 def _rank(wish: Wish[Any], now: float) -> int:

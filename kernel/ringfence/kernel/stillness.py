@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from ringfence.kernel.problems import conflict
 from ringfence.kernel.thread import Thread
@@ -15,8 +15,12 @@ SETTLE_S = 30.0
 
 
 @contextlib.asynccontextmanager
-async def held_still(thread: Thread) -> AsyncGenerator[None]:
+async def held_still(thread: Thread, thaw: Callable[[Thread], Awaitable[None]]) -> AsyncGenerator[None]:
     """Freeze the program, await the calls under way, and hold the workspace. Calls that wait go on waiting.
+
+    Args:
+        thread: the agent.
+        thaw: lets its program go on, unless something else keeps it still.
 
     Raises:
         Problem: a call does not finish in time; the agent goes on.
@@ -34,8 +38,8 @@ async def held_still(thread: Thread) -> AsyncGenerator[None]:
                 yield
         finally:
             if program is not None and thread.program is program:
-                await program.resume()
                 thread.frozen = False
+                await thaw(thread)
 
 
 async def _settle(thread: Thread) -> None:

@@ -40,7 +40,6 @@ from ringfence.syscalls.table import Row as TableRow
 
 if TYPE_CHECKING:
     from ringfence.kernel.core import Core
-    from ringfence.kernel.rights import Judgement
     from ringfence.kernel.thread import Thread
 
 log = logging.getLogger(__name__)
@@ -113,36 +112,39 @@ class Straight:
             lane_step=request.lane_step,
             step=thread.take_step(),
             span_s=min(request.deadline_ms or DEADLINE_MS_MAX, DEADLINE_MS_MAX) / 1000,
+            plan=plan,
+            questions=list(plan.questions),
+            rights=rights,
+            judgement=judgement,
+            epoch=rights.epoch,
             reserved={"calls": 1.0},
         )
         if pools is not None:
             flight.drawn = pools.draw("calls")
-        self._fly(flight, plan, judgement, _OnItsWay(self, flight, request, reply))
+        self._fly(flight, _OnItsWay(self, flight, request, reply))
         return True
 
     def _ordinary(self, thread: Thread, request: Request) -> bool:
         """Whether nothing is known about this place, and nothing about the agent asks for more than a decision."""
-        place = (request.lane, request.lane_step)
+        lane, step = place = (request.lane, request.lane_step)
         replay, rights = thread.replay, thread.rights
         return not (
-            request.lane_step != thread.next_of(request.lane)
+            step != (thread.lanes[lane] if lane in thread.lanes else thread.next_of(lane))
             or place in thread.by_lane
             or place in replay.outcomes
             or place in replay.unfinished
             or place in thread.unsettled
             or thread.parking is not None
             or thread.releases is not None
+            or thread.environment.direct is not None
             or rights.limited
             or rights.expired
             or thread.budgets.rated(request.action)
             or (self._core.failpoints.enabled and self._core.failpoints.armed(request.action))
         )
 
-    def _fly(self, flight: Flight, plan: Plan, judgement: Judgement, way: _OnItsWay) -> None:
-        thread = flight.thread
-        flight.planned(plan)
-        flight.decided(thread.rights, judgement)
-        thread.took_off(flight)
+    def _fly(self, flight: Flight, way: _OnItsWay) -> None:
+        flight.thread.took_off(flight)
         try:
             if flight.row.recovery is Recovery.ATOMIC:
                 packed = packed_at_once(flight) if saves_state(flight) else None
@@ -177,15 +179,20 @@ class Straight:
         flight = way.flight
         thread = flight.thread
         thread.landed(flight)
-        if way.told is not None:
-            keep_saved(flight, way.told)
+        told, result = way.told, way.result
+        if told is not None:
+            result = told.result
+            if told.packed is not None:
+                keep_saved(flight, told)
         if way.row is not None:
             self._outcomes.remember(flight, way.row)
-        answer = Answer(step=flight.step, result=way.result if way.told is None else way.told.result)
+        answer = Answer(step=flight.step, result=result)
         flight.give(answer)
         if self._core.telemetry is not None:
             self._core.telemetry.call(flight, answer)
-        self._long_way.passed(thread, way.request, flight.generation, answer)
+        # INVARIANT: as in `passed`, a call of an earlier start moves no lane of the present one.
+        if flight.generation == thread.generation and flight.lane_step == thread.next_of(flight.lane):
+            thread.lanes[flight.lane] = flight.lane_step + 1
         way.reply(answer)
 
     def turn(self, way: _OnItsWay, failed: Exception | None) -> None:

@@ -13,6 +13,7 @@ from ringfence.kernel.journal.store_approvals import CHANNEL_APPROVAL
 from ringfence.kernel.journal.store_pools import CHANNEL_POOL
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, JournalError, OwnerMoved
 from ringfence.kernel.problems import Problem, StoreAway, StoreLacks, lost_files
+from ringfence.kernel.resting import fold
 from ringfence.kernel.revocation import apply_epoch
 from ringfence.kernel.thread import FINAL_STATES
 from ringfence.policy.problems import ManifestError
@@ -61,6 +62,7 @@ class Takeover:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._kernel.rollback.close()
         if self._listener is not None:
             await self._listener.stop()
 
@@ -78,7 +80,8 @@ class Takeover:
                 await self.claim()
             except OwnerMoved:
                 log.warning("this kernel's lease has run out; it claims nothing")
-            except JournalError as error:
+            except (JournalError, OSError) as error:
+                # INVARIANT: it is looked again: an agent of a kernel that dies has nobody else.
                 log.warning("looking for agents failed: %s", error)
 
     async def claim(self) -> None:
@@ -91,11 +94,12 @@ class Takeover:
         here += await asyncio.to_thread(self._kernel.ownership.nurseries.here)
         for record in await core.store.claim_agents(core.kernel, self._fence, here):
             self._spawn(self._continue(record))
-        for thread in list(core.threads.values()):
-            if thread.state not in FINAL_STATES and await asyncio.to_thread(
-                thread.environment.workspace.tree.gone
-            ):
-                self._spawn(self._kernel.processes.lose(thread))
+        await self._kernel.ownership.nurseries.sweep_late()
+        trees = [(t, t.workspace.tree) for t in core.threads.values() if t.state not in FINAL_STATES]
+        for thread in await asyncio.to_thread(lambda: [one for one, tree in trees if tree.gone()]):
+            self._spawn(self._kernel.processes.lose(thread))
+        for thread in core.threads.values():
+            fold(thread)
 
     async def _here(self) -> list[str]:
         """Agents whose newest files are in this data directory, or can be brought from the shared store."""
@@ -123,7 +127,8 @@ class Takeover:
     async def _continue(self, record: AgentRecord) -> None:
         try:
             await self._take_over(record)
-        except (JournalError, JournalUnavailable) as error:
+        except (JournalError, JournalUnavailable, OSError) as error:
+            # INVARIANT: it is this kernel's already, so nobody else looks for it. Descriptors and disks may come free.
             log.warning("%s can't be taken over now: %s; trying again", record.id, error)
             await asyncio.sleep(1.0)
             self._spawn(self._continue(record))
@@ -133,7 +138,7 @@ class Takeover:
         try:
             thread = await kernel.ownership.adopt(record)
             await kernel.scheduler.tell_again(thread)
-            rolled = await kernel.rollback.finish_interrupted(thread)
+            rolled = await kernel.rollback.take_up(thread)
             async with thread.operation:
                 # An operator may have been faster. What its calls wait for says nothing about its process.
                 shown = thread.shown is not None and thread.shown == (thread.state, thread.waiting_for)
@@ -144,6 +149,7 @@ class Takeover:
                     except SandboxError as error:
                         log.warning("%s can't be started again: %s", record.id, error)
                         await kernel.processes.not_started(thread, str(error))
+                await kernel.processes.boundaries.drop(thread)
             kernel.scheduler.adopt(thread)
         except JournalUnavailable:
             raise
@@ -201,7 +207,7 @@ class Takeover:
             if epoch is None:
                 record = await core.store.agent_by_key(key)
                 epoch = 0 if record is None else record.epoch
-            if thread.rights.epoch < epoch or thread.record.acked_epoch < epoch:
+            if thread.epoch < epoch or thread.record.acked_epoch < epoch:
                 await apply_epoch(core, thread, epoch)
         except JournalError as error:
             log.warning("policy epoch %s of %s can't be followed now: %s", epoch, thread.id, error)

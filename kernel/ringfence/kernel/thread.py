@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ringfence.kernel.facts import Facts
@@ -22,25 +23,140 @@ if TYPE_CHECKING:
     from ringfence.kernel.flight import Flight
     from ringfence.kernel.pool_shares import Member
     from ringfence.kernel.releases import Releases
+    from ringfence.kernel.resting import Folded, LetGo
     from ringfence.kernel.retries import Retry
     from ringfence.policy.manifest_types import Manifest
     from ringfence.sandbox.types import Program
+    from ringfence.sandbox.workspace import Workspace
+    from ringfence.syscalls.hearing import Hearing
 
 FINAL_STATES = frozenset({"done", "failed", "killed"})
+NOTHING_MOVED: Mapping[int, int] = MappingProxyType({})
 
 
-class Thread:
-    """The live side of one agent. All of it is touched from the kernel's event loop alone.
+class Listeners:
+    """What doors of other protocols want to hear of an agent.
+
+    Attributes:
+        wait: told that a call waits, and for what.
+        rights: told that the rights were read again, and may be others.
+        parts: who hears a call while it runs, by its place.
+    """
+
+    def __init__(self) -> None:
+        self.wait: set[Callable[[Flight, Wait], None]] = set()
+        self.rights: set[Callable[[], None]] = set()
+        self.parts: dict[tuple[str, int], Hearing] = {}
+
+
+class Course:
+    """What becomes of an agent, as it begins.
 
     Attributes:
         pools: budgets that it has together with other agents; None: none.
         releases: gives replies out in their recorded order, while its program replays several lanes.
         retry: the newest start of a program that failed; it is waited for where the agent says so.
+        going_back: whether a rollback of it is recorded and not at its end: nobody starts it.
+        asks_anew: whether its next start is a person's after its end, so that what nobody answered in time is asked again.
+        let_go: calls of its that wait and that nobody keeps: its next start makes them again. See `resting`.
+        moved_us: by how much the wall clock was set while such calls waited, by step.
     """
 
-    pools: Member | None = None
-    releases: Releases | None = None
-    retry: Retry | None = None
+    __slots__ = (
+        "arrived",
+        "asks_anew",
+        "ended_runs",
+        "fenced",
+        "folded",
+        "frozen",
+        "generation",
+        "going_back",
+        "let_go",
+        "live_lanes",
+        "loaded",
+        "moved_us",
+        "on_rest",
+        "parking",
+        "pools",
+        "program",
+        "releases",
+        "retry",
+        "schedule",
+        "shown",
+        "steps",
+        "unreadable",
+    )
+
+    def __init__(self) -> None:
+        self.pools: Member | None = None
+        self.releases: Releases | None = None
+        self.retry: Retry | None = None
+        self.asks_anew = False
+        self.let_go: tuple[LetGo, ...] = ()
+        self.moved_us: Mapping[int, int] = NOTHING_MOVED
+        self.folded: Folded | None = None  # what rights and environment are made from; None: they are there
+        self.steps: int = 0
+        self.live_lanes = 0  # as the program reported it; 0: it didn't
+        self.shown: tuple[str, str] | None = None  # the state and text that waits gave the agent
+        self.schedule: ScheduleRecord | None = None
+        self.ended_runs = 0  # of its schedule, under this kernel
+        self.on_rest: Callable[[Thread, bool], None] | None = None
+        self.program: Program | None = None
+        self.frozen = False
+        self.parking: asyncio.Future[bool] | None = (
+            None  # whether it is to be parked; None: nothing speaks for it
+        )
+        self.generation = 0
+        self.going_back = False
+        self.fenced = False
+        self.arrived: list[StoredRow] | None = None  # outcomes recorded while the past is being read
+        self.loaded = False  # whether `replay` is that of the present branch
+        self.unreadable = ""  # why the checkpoint to go on from can't be read; empty: it can
+
+
+class Thread(Course):
+    """The live side of one agent. All of it is touched from the kernel's event loop alone."""
+
+    __slots__ = (
+        "__weakref__",
+        "_changed",
+        "_doors",
+        "_environment",
+        "_history",
+        "_next_step",
+        "_reload",
+        "_reloading",
+        "_resolved",
+        "_rights",
+        "_token_hash",
+        "asleep",
+        "branch",
+        "budgets",
+        "by_lane",
+        "consumed_effects",
+        "effects",
+        "epoch_work",
+        "error",
+        "facts",
+        "flights",
+        "id",
+        "key",
+        "lanes",
+        "lineage",
+        "loading",
+        "manifest",
+        "operation",
+        "purged",
+        "record",
+        "replay",
+        "restarts",
+        "settling",
+        "state",
+        "storing",
+        "unsettled",
+        "waiting_for",
+        "waits",
+    )
 
     def __init__(
         self,
@@ -54,18 +170,19 @@ class Thread:
         next_step: int,
         reload: Callable[[Thread], Awaitable[Rights]],
     ) -> None:
+        super().__init__()
         self.record = record
         self.key: AgentKey = record.key
         self.id = record.id
         self.manifest = manifest
-        self.rights = rights
+        self._rights: Rights | None = rights
         self.budgets = budgets
-        self.environment = environment
+        self._environment: AgentEnvironment | None = environment
         self.lineage = lineage
         self.branch = lineage.branch
         self.replay = Replay()
         self.facts = Facts()
-        self.history = History()
+        self._history: History | None = None
         self.lanes: dict[str, int] = {}
         self.flights: dict[int, Flight] = {}
         self.by_lane: dict[tuple[str, int], Flight] = {}
@@ -75,29 +192,13 @@ class Thread:
         self.waiting_for = record.waiting_for
         self.error = record.error
         self.restarts = record.restarts
-        self.steps = 0
         self.waits: dict[int, Wait] = {}
-        self.live_lanes = 0  # as the program reported it; 0: it didn't
-        self.shown: tuple[str, str] | None = None  # the state and text that waits gave the agent
         self.asleep = record.asleep  # its process was ended because all of it waits; its calls go on
-        self.schedule: ScheduleRecord | None = None
-        self.ended_runs = 0  # of its schedule, under this kernel
-        self.on_rest: Callable[[Thread, bool], None] | None = None
-        self.program: Program | None = None
-        self.frozen = False
-        self.parking: asyncio.Future[bool] | None = (
-            None  # whether it is to be parked; None: nothing speaks for it
-        )
-        self.generation = 0
         self.operation = asyncio.Lock()
         self.loading = asyncio.Lock()
-        self.resolved = asyncio.Condition()
-        self.changed = asyncio.Condition()
+        self._resolved: asyncio.Condition | None = None  # there when somebody has waited for it: few ever do
+        self._changed: asyncio.Condition | None = None
         self.storing = asyncio.Lock()
-        self.fenced = False
-        self.arrived: list[StoredRow] | None = None  # outcomes recorded while the past is being read
-        self.loaded = False  # whether `replay` is that of the present branch
-        self.unreadable = ""  # why the checkpoint to go on from can't be read; empty: it can
         self.purged: frozenset[str] = frozenset()
         # Places whose call began its effect and could not be recorded: settled before they are asked for again.
         self.settling = asyncio.Lock()
@@ -107,6 +208,19 @@ class Thread:
         self._reload = reload
         self._reloading = asyncio.Lock()
         self._token_hash = b""
+        self._doors: Listeners | None = None
+
+    @property
+    def doors(self) -> Listeners:
+        """Doors of other protocols that hear of it: most agents have none."""
+        if self._doors is None:
+            self._doors = Listeners()
+        return self._doors
+
+    @property
+    def hear_waits(self) -> Sequence[Callable[[Flight, Wait], None]]:
+        """Those of them that want to hear that a call waits."""
+        return () if self._doors is None else tuple(self._doors.wait)
 
     # -- identity -------------------------------------------------------------------------------------------------
 
@@ -156,6 +270,59 @@ class Thread:
 
     # -- rights ---------------------------------------------------------------------------------------------------
 
+    @property
+    def rights(self) -> Rights:
+        """What it may."""
+        if self._rights is None:
+            self.unfold()
+            assert self._rights is not None  # noqa: S101 - made a line before
+        return self._rights
+
+    @rights.setter
+    def rights(self, rights: Rights) -> None:
+        self.unfold()
+        self._rights = rights
+
+    @property
+    def environment(self) -> AgentEnvironment:
+        """What the kernel lends to its calls."""
+        if self._environment is None:
+            self.unfold()
+            assert self._environment is not None  # noqa: S101 - made a line before
+        return self._environment
+
+    @property
+    def history(self) -> History:
+        """What it read and made, as far as anybody asked."""
+        if self._history is None:
+            self._history = History()
+        return self._history
+
+    @history.setter
+    def history(self, history: History | None) -> None:
+        self._history = history
+
+    @property
+    def workspace(self) -> Workspace:
+        """Its files."""
+        return self.environment.workspace if self.folded is None else self.folded.workspace
+
+    @property
+    def epoch(self) -> int:
+        """Policy epoch of its rights."""
+        return self.rights.epoch if self.folded is None else self.folded.rights.epoch
+
+    def fold(self, folded: Folded) -> None:
+        """Keep what rights and environment are made from in their place."""
+        self.folded, self._rights, self._environment, self._history = folded, None, None, None
+
+    def unfold(self) -> None:
+        """Make rights and environment again; nothing where they are there."""
+        if self.folded is not None:
+            # INVARIANT: whoever holds an environment yet has the one that is in force, for its lock is the workspace's.
+            self._rights, self._environment = self.folded.unfold(self)
+            self.folded = None
+
     async def current_rights(self) -> Rights:
         """Rights to decide under, read again when a grant's life has ended."""
         if self.rights.expired:
@@ -165,9 +332,17 @@ class Thread:
     async def refresh(self, epoch: int | None) -> Rights:
         """Read the rights again, unless they are already those of `epoch` or later."""
         async with self._reloading:
-            if epoch is None or self.rights.epoch < epoch:
-                self.rights = await self._reload(self)
-                await self.environment.rights_changed(self.rights)
+            if epoch is None or self.epoch < epoch:
+                rights = await self._reload(self)
+                if self.folded is not None:
+                    self.folded = self.folded.under(rights)
+                else:
+                    self.rights = rights
+                    self.environment.rights_changed(rights)
+                if self._doors is not None:
+                    for told in tuple(self._doors.rights):
+                        told()
+                return rights
             return self.rights
 
     def recorded(self, row: StoredRow, generation: int) -> None:
@@ -180,7 +355,30 @@ class Thread:
         if self.arrived is not None:
             self.arrived.append(row)
 
+    # -- who waits for it -----------------------------------------------------------------------------------------
+
+    @property
+    def changed(self) -> asyncio.Condition:
+        """Changes of its state."""
+        if self._changed is None:
+            self._changed = asyncio.Condition()
+        return self._changed
+
+    @property
+    def resolved(self) -> asyncio.Condition:
+        """That an operator has settled a call, or that it is started again."""
+        if self._resolved is None:
+            self._resolved = asyncio.Condition()
+        return self._resolved
+
     async def announce(self) -> None:
         """Wake those who wait for a change of this agent's state."""
-        async with self.changed:
-            self.changed.notify_all()
+        if self._changed is not None:
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def announce_resolved(self) -> None:
+        """Wake its calls that wait for an operator."""
+        if self._resolved is not None:
+            async with self._resolved:
+                self._resolved.notify_all()

@@ -21,8 +21,21 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 30.0
 STEP_S: Final = 1.0
 """How far the two clocks drift apart between two looks before the wall clock counts as set."""
-AT_ONCE: Final = 4
-"""How many are woken at a time: each starts a sandbox."""
+AT_ONCE: Final = 64
+"""How many are dealt with at a time: they are put in line for a turn to live, which `slots` gives gradually."""
+
+STORM: Final = 8
+"""From so many wakes on that stand in each other's way they are begun before their time: one alone takes no longer than a start does."""
+START_S: Final = 0.05
+"""What a start is taken to need where they come one after the other."""
+AHEAD_S: Final = 10.0
+"""Nobody is woken earlier than this before its time."""
+STORM_MOST: Final = 512
+"""So many are woken before their time; the others when it has come."""
+AHEAD_LOOK_S: Final = 0.5
+"""How often it is looked for a storm while anything is due so soon."""
+EARLY_AT_ONCE: Final = 8
+"""So many are started before their time at once: whoever else wants to start finds a turn left."""
 
 Purpose: TypeAlias = Literal["wake", "fire"]
 
@@ -55,6 +68,10 @@ class Timers:
         self._seen: tuple[datetime, float] | None = None
         # Told that the wall clock was set, after the timers were moved.
         self.on_step: Callable[[timedelta], None] = lambda _by: None
+        # Told of agents that wake in a storm, some seconds before their time; the timer stays, whatever is done.
+        self.early: Callable[[AgentKey, datetime], Awaitable[None]] | None = None
+        self._early: dict[AgentKey, datetime] = {}
+        self._early_turns = asyncio.Semaphore(EARLY_AT_ONCE)
         self._heap: list[tuple[datetime, AgentKey, Purpose]] = []
         self._times: dict[tuple[Purpose, AgentKey], datetime] = {}
         self._changed = asyncio.Event()
@@ -101,11 +118,43 @@ class Timers:
             # What was moved or taken back since is left in the heap until its time comes.
             if self._times.get((purpose, key)) == at:
                 del self._times[purpose, key]
+                self._early.pop(key, None)
                 task = asyncio.create_task(self._do(purpose, key))
                 self._work.add(task)
                 task.add_done_callback(self._work.discard)
         left_s = (self._heap[0][0] - now).total_seconds() if self._heap else LOOK_S
-        return min(left_s, LOOK_S)
+        return min(left_s, self._look_ahead(now), LOOK_S)
+
+    def _look_ahead(self, now: datetime) -> float:
+        """Have those told that wake in a storm; gives the seconds until it is to be looked for one again."""
+        if self.early is None or not self._heap:
+            return LOOK_S
+        first_s = (self._heap[0][0] - now).total_seconds()
+        if first_s > AHEAD_S:
+            return first_s - AHEAD_S
+        for latest, at, key in _crowded(self._soon(now + timedelta(seconds=AHEAD_S))):
+            if latest <= now and self._early.get(key) != at:
+                self._early[key] = at
+                task = asyncio.create_task(self._begin_early(key, at))
+                self._work.add(task)
+                task.add_done_callback(self._work.discard)
+        return AHEAD_LOOK_S
+
+    def _soon(self, until: datetime) -> list[tuple[datetime, AgentKey]]:
+        """Wakes up to a time, without a look at all that come later: what lies below an entry of the heap is no earlier."""
+        found: list[tuple[datetime, AgentKey]] = []
+        places = [0]
+        while places and len(found) < STORM_MOST:
+            place = places.pop()
+            if place >= len(self._heap):
+                continue
+            at, key, purpose = self._heap[place]
+            if at > until:
+                continue
+            if purpose == "wake" and self._times.get((purpose, key)) == at:
+                found.append((at, key))
+            places += (2 * place + 1, 2 * place + 2)
+        return found
 
     def _compare(self, now: datetime) -> None:
         """Notice that the wall clock was set since the last look."""
@@ -138,3 +187,26 @@ class Timers:
                 await self._due(purpose, key)
             except Exception:
                 log.exception("the %s of agent %d failed", purpose, key)
+
+    async def _begin_early(self, key: AgentKey, at: datetime) -> None:
+        assert self.early is not None  # noqa: S101 - asked by who begins this
+        async with self._early_turns:
+            try:
+                await self.early(key, at)
+            except Exception:
+                log.exception("agent %d can't be woken before its time", key)
+
+
+def _crowded(soon: list[tuple[datetime, AgentKey]]) -> list[tuple[datetime, datetime, AgentKey]]:
+    """Of those that wake soon, the ones that would wait for each other's starts; with when each has to begin at the latest."""
+    found: list[tuple[datetime, datetime, AgentKey]] = []
+    crowd: list[tuple[datetime, datetime, AgentKey]] = []
+    latest = datetime.max.replace(tzinfo=UTC)
+    for at, key in sorted(soon, reverse=True):
+        if at <= latest:  # it is through before the next one begins
+            found += crowd if len(crowd) >= STORM else []
+            crowd, latest = [], at
+        latest -= timedelta(seconds=START_S)
+        crowd.append((latest, at, key))
+    found += crowd if len(crowd) >= STORM else []
+    return found[::-1]

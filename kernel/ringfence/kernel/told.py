@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ringfence.kernel.settled import answer_from
 from ringfence.policy.canonical import bare_url
+from ringfence.policy.exact import Exact
 from ringfence.policy.facts import Told
 from ringfence.policy.hearsay import folded
 from ringfence.policy.matcher import match_url_path
 from ringfence.policy.problems import PatternError
-from ringfence.syscalls.http_common import resource_of
+from ringfence.syscalls.http_place import resource_of
 
 if TYPE_CHECKING:
     from ringfence.kernel.core import Core
@@ -82,7 +83,7 @@ async def _vouched(core: Core, thread: Thread, row: StoredRow) -> list[tuple[str
         result: Mapping[str, Any] = json.loads(answer.result)
         if result.get("status") not in _GOOD:
             return []
-        body = json.loads(base64.b64decode(result.get("body") or ""))
+        body = json.loads(base64.b64decode(result.get("body") or ""), parse_float=Exact)
     except (ValueError, RecursionError):
         return []
     return [(one.name, {folded(word) for word in one.words(body)}) for one in said]

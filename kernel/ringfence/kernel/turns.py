@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ringfence.kernel.core import Core
     from ringfence.kernel.journal.types import AgentKey
     from ringfence.kernel.ownership import Ownership
+    from ringfence.kernel.slots import Wish
     from ringfence.kernel.thread import Thread
     from ringfence.policy.scheduling import SlotLimits
 
@@ -48,19 +49,27 @@ class Turns:
         """Whether somebody waits for what others hold. Starts come one after the other, whoever gives something up."""
         return self._slots.short
 
-    async def taken(self, thread: Thread) -> bool:
-        """Take an agent's turn to live; where it has to wait, it is `pending` until its program is started from here.
+    def at_once(self, thread: Thread) -> bool:
+        """Whether an agent would have its turn now, and nobody waits for one."""
+        return self._slots.fits(self._wish(thread))
 
-        Raises:
-            SandboxError: its turn would never come.
-        """
-        wish = wish_of(
+    def _wish(self, thread: Thread) -> Wish[AgentKey]:
+        return wish_of(
             thread.key,
             thread.manifest.priority,
             thread.manifest.sandbox.memory_bytes,
             self._core.pools.labels_of(thread.key),
             time.monotonic(),
         )
+
+    async def taken(self, thread: Thread) -> bool:
+        """Take an agent's turn to live; where it has to wait, it is `pending` until its program is started from here.
+
+        Raises:
+            SandboxError: its turn would never come.
+        """
+        thread.let_go = ()  # whatever waits is made again
+        wish = self._wish(thread)
         if never := self._slots.never(wish):
             raise SandboxError(never)
         why = self._slots.ask(wish)

@@ -26,7 +26,11 @@ STATE_OF: Final[dict[WaitKind, str]] = {
     "timer": "sleeping",
     "message": "sleeping",
     "rate": "waiting",
+    "credential": "waiting",
 }
+CREDENTIAL: Final = "credential of "
+"""How the text of a wait for a secret of a resource begins; the resource's name follows."""
+
 _FIRST: Final = ("parked", "sleeping", "waiting")
 _announcing: set[asyncio.Task[None]] = set()
 
@@ -52,8 +56,10 @@ async def waiting(
     """Say that a call waits, for as long as the block is entered. Blocks of one call may be nested: the inner one counts."""
     thread, step = flight.thread, flight.step
     outer = thread.waits.get(step)
-    thread.waits[step] = Wait(kind=kind, text=text, until_us=until_us)
+    wait = thread.waits[step] = Wait(kind=kind, text=text, until_us=until_us)
     show(thread)
+    for told in thread.hear_waits:
+        told(flight, wait)
     try:
         yield
     finally:
@@ -73,8 +79,9 @@ def blocked(thread: Thread) -> bool:
 def foremost(thread: Thread) -> Wait:
     """The wait that the agent's state is about: a person's before a timer's, then the one that ends first."""
 
-    def order(wait: Wait) -> tuple[int, bool, int]:
-        return _FIRST.index(STATE_OF[wait.kind]), wait.until_us is None, wait.until_us or 0
+    def order(wait: Wait) -> tuple[bool, int, bool, int]:
+        first = _FIRST.index(STATE_OF[wait.kind])
+        return wait.kind != "credential", first, wait.until_us is None, wait.until_us or 0
 
     return min(thread.waits.values(), key=order)
 

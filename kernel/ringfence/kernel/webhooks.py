@@ -14,7 +14,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -28,7 +28,7 @@ from ringfence.policy.outreach import WebhookDecl
 from ringfence.syscalls.errors import CallFailed
 from ringfence.syscalls.http_client import client_of, reason_of
 from ringfence.syscalls.http_reach import deliver, reachable
-from ringfence.syscalls.redaction import redactor_for
+from ringfence.syscalls.redaction import Redactor, redactor_for
 
 if TYPE_CHECKING:
     from ringfence.kernel.operations.kernel import Kernel
@@ -224,21 +224,36 @@ class Webhooks:
             "webhook-signature": sign(key, event.message, timestamp, body),
         }
         request = httpx.Request("POST", hook.url, headers=headers, content=body)
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                addresses = await reachable(request.url, f"webhook {hook.name}", hook.addresses)
-                response = await deliver(client_of(request.url.host, keep=False), request, addresses)
-                await response.aclose()
-        except TimeoutError:
-            raise Refused(f"no answer within {ANSWER_S:g} s") from None
-        except CallFailed as error:
-            raise Refused(error.message) from None
-        except httpx.TransportError as error:
-            raise Refused(reason_of(error, hide)) from None
-        if response.status_code not in _SUCCESS:
-            asked = response.headers.get("retry-after", "")
-            later = float(asked) if asked.isascii() and asked.isdigit() and len(asked) < 9 else 0.0  # noqa: PLR2004 - seconds
-            raise Refused(f"it answered {response.status_code}, and only 2xx takes an event", later)
+        await post(request, f"webhook {hook.name}", hook.addresses, hide)
+
+
+async def post(request: httpx.Request, name: str, networks: Sequence[str], hide: Redactor) -> None:
+    """Send something to a receiver outside, once, at an address that was looked at. No redirect is followed.
+
+    Args:
+        request: with its host's name.
+        name: of the receiver, for people.
+        networks: where that may lead besides public addresses.
+        hide: leaves secrets out of what is said of a failure.
+
+    Raises:
+        Refused: it was not taken.
+    """
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            addresses = await reachable(request.url, name, networks)
+            response = await deliver(client_of(request.url.host, keep=False), request, addresses)
+            await response.aclose()
+    except TimeoutError:
+        raise Refused(f"no answer within {ANSWER_S:g} s") from None
+    except CallFailed as error:
+        raise Refused(error.message) from None
+    except httpx.TransportError as error:
+        raise Refused(reason_of(error, hide)) from None
+    if response.status_code not in _SUCCESS:
+        asked = response.headers.get("retry-after", "")
+        later = float(asked) if asked.isascii() and asked.isdigit() and len(asked) < 9 else 0.0  # noqa: PLR2004 - seconds
+        raise Refused(f"it answered {response.status_code}, and only 2xx takes an event", later)
 
 
 def _shown(moment: Any) -> str | None:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ringfence.kernel.sharing import shared
 from ringfence.policy.conditions import Amount, Created, Environment, Share
+from ringfence.policy.exact import Exact
 from ringfence.policy.facts import Facts
 from ringfence.policy.hearsay import Hearsay
 from ringfence.policy.matcher import match_name
 from ringfence.syscalls.base import Question
 from ringfence.syscalls.http_body import json_of
-from ringfence.syscalls.http_common import resource_of
+from ringfence.syscalls.http_place import resource_of
 
 if TYPE_CHECKING:
     from ringfence.kernel.core import Core
@@ -103,8 +104,12 @@ def environment_of(
     if family == "http":
         found = resource_of(resource, thread.environment.http.values())
         names = [] if found is None else [found[0].name]
-    elif family == "sql":
+    elif family in {"sql", "object"}:
         names = [resource.partition("/")[0]]
+    elif family == "a2a":
+        names = [resource]
+    elif family == "mcp":
+        names = question.action.split(".")[1:2]
     elif family == "llm":
         serving = thread.environment.llm.values()
         names = [one.name for one in serving if any(match_name(model, resource) for model in one.models)]
@@ -134,7 +139,7 @@ def _created(thread: Thread, question: Question, rows: Rows | None) -> bool | No
 
 def arguments_of(canonical: bytes) -> Mapping[str, Any]:
     """Arguments as JSON values, and under `json` the body of a request that is some."""
-    given = cast("dict[str, Any]", json.loads(canonical))
+    given = cast("dict[str, Any]", json.loads(canonical, parse_float=Exact))
     body = given.get("body")
     if isinstance(body, str) and "json" not in given:
         # INVARIANT: a body that can be read in two ways, or in none, has no field that a condition could find.

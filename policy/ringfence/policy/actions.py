@@ -18,23 +18,32 @@ _KINDS: Final = {
     "state": "key",
     "memory": "key",
     "claim": "key",
+    "object": "key",
     "exec": "command",
     "llm": "name",
     "messages": "name",
+    "tasks": "name",
     "artifacts": "name",
     "spawn": "name",
     "mcp": "name",
+    "a2a": "name",
 }
 _MCP_LABELS: Final = 3
+_BY_TOOL: Final = frozenset(("mcp.call", "mcp.tools"))
+"""Rows that no rule names: what they ask is about the tools of servers."""
 
-OWN_ACTIONS: Final = frozenset(("now", "random", "sleep", "checkpoint.save", "ask"))
-"""Allowed without a rule, since they touch nothing but the agent's own thread. A deny or ask rule takes them away."""
+OWN_ACTIONS: Final = frozenset(
+    ("now", "random", "sleep", "checkpoint.save", "ask", "workspace.commit", "mcp.tools")
+)
+"""Allowed without a rule, since they touch nothing but the agent's own thread, or show what rules let it do. A deny or ask rule takes
+them away."""
 
 # A right to do the key is a right to do the values, and a deny of the key denies them: they are the same door.
 _SAME_DOOR: Final = {
     "fs.read": ("fs.list", "fs.stat", "fs.search"),
     "fs.write": ("fs.append",),
     "http.get": ("http.head",),
+    "object.get": ("object.list",),
     "claim.take": ("claim.renew", "claim.release"),
 }
 # Moving something away reads it, removes it and writes it elsewhere: a deny of any of these denies the move too.
@@ -50,7 +59,7 @@ def _rows() -> frozenset[str]:
 ROWS: Final = _rows()
 """Actions that this kernel has a row for."""
 
-KNOWN_ACTIONS: Final = ROWS | frozenset(_PLANNED)
+KNOWN_ACTIONS: Final = (ROWS | frozenset(_PLANNED)) - _BY_TOOL
 """Actions that a rule may name, besides `mcp.SERVER.TOOL`."""
 
 
@@ -69,7 +78,8 @@ def check_action(pattern: str) -> None:
     if any("*" in label and label != "*" for label in labels):
         raise PatternError(f"`{pattern}` is no action", "`*` stands for a whole part, as in `fs.*`")
     if labels[0] == "mcp":
-        if len(labels) > _MCP_LABELS or not all(labels) or pattern == "mcp":
+        # Names of tools may have dots of their own, so what follows the server is all of one.
+        if not all(labels) or pattern == "mcp":
             raise PatternError(
                 f"unknown action `{pattern}`", "write `mcp.SERVER.TOOL`, `mcp.SERVER.*` or `mcp.*`"
             )

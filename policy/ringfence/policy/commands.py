@@ -10,7 +10,8 @@ from typing import Final
 
 from ringfence.policy.glob import MANY, Piece, Segment, match_pieces
 from ringfence.policy.problems import PatternError
-from ringfence.policy.shell import Reading, Words
+from ringfence.policy.shell import Reading
+from ringfence.policy.shell_words import Words
 
 _SHELL: Final = frozenset(";&|<>()$`#\n")
 _UNSUPPORTED: Final = frozenset("?[]{}")
@@ -122,6 +123,11 @@ class CommandPattern:
     def of(cls, argv: Sequence[str]) -> CommandPattern:
         """The pattern that matches exactly these words."""
         return cls([Word((word,)) for word in argv], rest=False)
+
+    @property
+    def written_out(self) -> bool:
+        """Whether it names one command word for word."""
+        return not self.rest and all(len(word.parts) == 1 for word in self.words)
 
     def permits(self, subject: object) -> bool:
         """Whether an allow rule applies: to the words as they are."""

@@ -9,10 +9,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import time, timedelta
+from decimal import Decimal
 from typing import Final, Protocol
 from zoneinfo import ZoneInfo
 
 from ringfence.policy.actions import applies, kind_of
+from ringfence.policy.exact import exact, plain
 from ringfence.policy.facts import Facts, Read, field_of
 from ringfence.policy.matcher import (
     CommandPattern,
@@ -154,21 +156,22 @@ class Amount:
     """A number among the arguments is larger than a bound, or is none."""
 
     field: str
-    over: float
+    over: Decimal
 
     @property
     def text(self) -> str:
         """Its form in a file."""
-        return f"amount: {{field: {json.dumps(self.field)}, over: {self.over:.12g}}}"
+        return f"amount: {{field: {json.dumps(self.field)}, over: {plain(self.over)}}}"
 
     def holds(self, facts: Facts) -> str:
         """Why it holds, for people; empty: it doesn't."""
-        value = field_of(facts.arguments, self.field)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        value = exact(field_of(facts.arguments, self.field))
+        if value is None:
             return f"`{self.field}` is no number that can be read"
-        # A NaN is never at most anything.
         return (
-            "" if value <= self.over else f"`{self.field}` is {str(value)[:40]}, more than {self.over:.12g}"
+            ""
+            if value <= self.over
+            else f"`{self.field}` is {plain(value)[:40]}, more than {plain(self.over)}"
         )
 
 

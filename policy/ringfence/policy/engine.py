@@ -21,9 +21,18 @@ from ringfence.policy.conditions import Condition, conditions_on, narrow
 from ringfence.policy.facts import NOTHING_KNOWN, Facts
 from ringfence.policy.heads import Heads
 from ringfence.policy.lookalikes import unmasked
-from ringfence.policy.matcher import CommandPattern, CommandSubject, Pattern, Subject, subject
+from ringfence.policy.matcher import (
+    WORKSPACE,
+    CommandPattern,
+    CommandSubject,
+    Pattern,
+    Subject,
+    compile_pattern,
+    subject,
+)
 from ringfence.policy.problems import PatternError
 from ringfence.policy.rules import Rule, rule_for
+from ringfence.policy.shell_places import UNKNOWN
 from ringfence.policy.types import Decision, Request, Resource, Verdict
 
 _MODEL: Final = """
@@ -296,7 +305,23 @@ class AgentPolicy:
         granted = by[Verdict.ALLOW][:1]
         if doubtful := rows.doubts(asked):
             return _decision(Verdict.ASK, [doubtful, *granted], _doubt(doubtful.rule, asked))
+        if why := _unread(granted, asked):
+            return _decision(Verdict.ASK, granted, f"{why}, so an operator has to look")
+        for opens in sorted(_anywhere(granted, asked)):
+            if not self._all_files(opens):
+                why = f"{UNKNOWN}, and not every file may have {opens}, so an operator has to look"
+                return _decision(Verdict.ASK, granted, why)
         return _decision(Verdict.ALLOW, granted, f"allowed by {_named(granted[0].rule)}")
+
+    def _all_files(self, action: str) -> bool:
+        """Whether an action is allowed on every file of the workspace, and no rule or condition says otherwise of any."""
+        rows = self._action(action)
+        whole = compile_pattern("path", f"{WORKSPACE}/**")
+        return (
+            not rows.forbids
+            and not self.conditions_on(action)
+            and any(item.covers(whole) for row in rows.permits for item in row.patterns)
+        )
 
     def _nothing_allows(self, action: str, resource: Resource) -> Decision:
         on = f" on `{_shown(resource)}`" if resource else ""
@@ -328,8 +353,27 @@ def _doubt(rule: Rule, asked: Subject) -> str:
     return f"{why or 'a part of the command is not written out'}, so {_named(rule)} may be meant; an operator has to look"
 
 
+def _unread(granted: Sequence[_Row], asked: Subject) -> str:
+    """Why a command could not be read to its end; empty: it was, or its rule has it word for word."""
+    if not isinstance(asked, CommandSubject) or not asked.reading.opaque:
+        return ""
+    return "" if _written_out(granted, asked) else asked.reading.opaque
+
+
+def _anywhere(granted: Sequence[_Row], asked: Subject) -> set[str]:
+    """What a command may do to any file by redirections that are not written out; nothing where its rule has it word for word."""
+    if not isinstance(asked, CommandSubject) or not asked.reading.anywhere:
+        return set()
+    return set() if _written_out(granted, asked) else asked.reading.anywhere
+
+
+def _written_out(granted: Sequence[_Row], asked: Subject) -> bool:
+    known = [item for row in granted for item in row.patterns if item.permits(asked)]
+    return any(isinstance(item, CommandPattern) and item.written_out for item in known)
+
+
 def _own(action: str) -> Decision:
-    return Decision(verdict=Verdict.ALLOW, reason=f"{action} touches only the agent's own thread")
+    return Decision(verdict=Verdict.ALLOW, reason=f"{action} needs no rule: it touches nothing of others")
 
 
 def _decision(verdict: Verdict, rows: Sequence[_Row], reason: str) -> Decision:

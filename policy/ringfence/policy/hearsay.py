@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
+from ringfence.policy.exact import exact, plain
 from ringfence.policy.facts import Facts, Told
 
 SOURCES: Final = ("input", "answers")
@@ -126,7 +127,9 @@ def words_in(value: object) -> Iterator[str]:
         for inner in cast("list[object]", value):
             yield from words_in(inner)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield f"{value:.12g}"
+        # INVARIANT: all of its digits count: two accounts may differ in the last one.
+        number = exact(value)
+        yield str(value) if number is None else plain(number)
 
 
 def folded(text: str) -> str:

@@ -45,20 +45,20 @@ class HookDecl:
         return not self.agents or any(compile_name(text).segment.matches(name) for text in self.agents)
 
 
-def read_hooks(reader: Reader, node: Node) -> Mapping[str, HookDecl]:
-    """The section `callback.hooks`."""
+def read_hooks(reader: Reader, node: Node, section: str = "spec.callback.hooks") -> Mapping[str, HookDecl]:
+    """The section `callback.hooks`, or another one that names who reaches which agents."""
     found: dict[str, HookDecl] = {}
-    entries = reader.free_mapping(node, "spec.callback.hooks")
+    entries = reader.free_mapping(node, section)
     if len(entries) > HOOKS_MAX:
-        reader.wrong(node, f"there are {len(entries)} hooks", f"at most {HOOKS_MAX} are heard")
+        kind = section.rpartition(".")[2]
+        reader.wrong(node, f"there are {len(entries)} {kind}", f"at most {HOOKS_MAX} are heard")
     for key, value in entries:
-        if name := sections.read_name(reader, key, "spec.callback.hooks"):
-            found[name] = _hook(reader, name, value)
+        if name := sections.read_name(reader, key, section):
+            found[name] = _hook(reader, name, value, f"{section}.{name}")
     return found
 
 
-def _hook(reader: Reader, name: str, node: Node) -> HookDecl:
-    what = f"spec.callback.hooks.{name}"
+def _hook(reader: Reader, name: str, node: Node, what: str) -> HookDecl:
     fields = reader.mapping(node, what, KEYS)
     if "key" not in fields and isinstance(node, Table):
         reader.wrong(node, f"`{what}` has no `key`", "add `key: {secret: NAME}`")
@@ -74,7 +74,7 @@ def _hook(reader: Reader, name: str, node: Node) -> HookDecl:
         except PatternError as error:
             reader.wrong(item, f"`{text}`: {error.message}", error.fix)
     if "agents" in fields and not listed:
-        reader.wrong(fields["agents"][1], f"`{what}.agents` is empty", "name one, or leave the hook out")
+        reader.wrong(fields["agents"][1], f"`{what}.agents` is empty", f"name one, or leave `{name}` out")
     labels: dict[str, str] = {}
     for key, value in (
         reader.free_mapping(fields["labels"][1], f"{what}.labels") if "labels" in fields else ()

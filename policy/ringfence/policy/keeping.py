@@ -12,10 +12,21 @@ from ringfence.policy.reader import Reader
 from ringfence.policy.strict_yaml import Node
 
 KEYS: Final = {
-    "retention": ("archive", "journals", "messages", "ended", "logs", "webhooks", "labels"),
+    "retention": (
+        "archive",
+        "journals",
+        "messages",
+        "ended",
+        "logs",
+        "webhooks",
+        "artifacts",
+        "points",
+        "labels",
+    ),
     "retention.journals": ("keep", "steps", "archive"),
     "retention.keep": ("keep",),
-    "retention.label": ("journals", "messages", "ended", "logs"),
+    "retention.points": ("keep", "count", "size"),
+    "retention.label": ("journals", "messages", "ended", "logs", "points"),
 }
 """Keys of the section, by the mapping they stand in."""
 
@@ -23,6 +34,21 @@ STEPS: Final = 1000
 """Newest steps of an agent that stay in the database, where a file says nothing else."""
 
 _MOST: Final = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointsKept:
+    """Which rollback points of an agent stay, the newest; each bound holds. None: no such bound.
+
+    Attributes:
+        age_s: seconds after which they go.
+        count: how many stay.
+        size_bytes: how many bytes they and their content may take.
+    """
+
+    age_s: float | None = None
+    count: int | None = None
+    size_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +62,7 @@ class Keeping:
         messages_s: seconds after which messages that were taken or voided are forgotten.
         ended_s: seconds after which an agent that ended is removed.
         logs_s: seconds after which output that nobody added to is removed.
+        points: which rollback points stay; None: all of agents that have not ended, and as the kernel does of those that have.
     """
 
     journal_s: float | None = None
@@ -44,6 +71,7 @@ class Keeping:
     messages_s: float | None = None
     ended_s: float | None = None
     logs_s: float | None = None
+    points: PointsKept | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +83,14 @@ class RetentionPolicy:
         every: what holds for agents without a label below.
         labels: what holds instead for agents with `(key, value)`; of several the longest time counts.
         webhooks_s: seconds after which an event that nobody took is dropped; None: as the kernel does.
+        artifacts_s: seconds after which bytes of artifacts are removed that nothing names any more; None: never.
     """
 
     archive: str = ""
     every: Keeping = field(default_factory=Keeping)
     labels: Mapping[tuple[str, str], Keeping] = field(default_factory=lambda: MappingProxyType({}))
     webhooks_s: float | None = None
+    artifacts_s: float | None = None
 
     def of(self, labels: Mapping[str, str]) -> Keeping:
         """What holds for an agent with these labels."""
@@ -74,12 +104,27 @@ class RetentionPolicy:
             messages_s=_longest([one.messages_s for one in found]),
             ended_s=_longest([one.ended_s for one in found]),
             logs_s=_longest([one.logs_s for one in found]),
+            points=_most([one.points for one in found]),
         )
 
 
 def _longest(times: list[float | None]) -> float | None:
     known = [time for time in times if time is not None]
     return max(known) if len(known) == len(times) else None
+
+
+def _most(kept: list[PointsKept | None]) -> PointsKept | None:
+    """The most of several: a bound holds where all have it, the largest one."""
+    known = [one for one in kept if one is not None]
+    if len(known) < len(kept):
+        return None
+    counts = [one.count for one in known if one.count is not None]
+    sizes = [one.size_bytes for one in known if one.size_bytes is not None]
+    return PointsKept(
+        age_s=_longest([one.age_s for one in known]),
+        count=max(counts) if len(counts) == len(known) else None,
+        size_bytes=max(sizes) if len(sizes) == len(known) else None,
+    )
 
 
 def read_retention(reader: Reader, node: Node) -> RetentionPolicy:
@@ -101,7 +146,14 @@ def read_retention(reader: Reader, node: Node) -> RetentionPolicy:
         own = {key: node for key, (_, node) in inner.items()}
         labels[name, wanted] = _read_keeping(reader, own, f"{what}.labels.{key.text}", every)
     webhooks = _keep(reader, nodes["webhooks"], f"{what}.webhooks") if "webhooks" in nodes else None
-    return RetentionPolicy(archive=archive, every=every, labels=MappingProxyType(labels), webhooks_s=webhooks)
+    artifacts = _keep(reader, nodes["artifacts"], f"{what}.artifacts") if "artifacts" in nodes else None
+    return RetentionPolicy(
+        archive=archive,
+        every=every,
+        labels=MappingProxyType(labels),
+        webhooks_s=webhooks,
+        artifacts_s=artifacts,
+    )
 
 
 def _read_keeping(reader: Reader, nodes: Mapping[str, Node], what: str, base: Keeping) -> Keeping:
@@ -114,6 +166,24 @@ def _read_keeping(reader: Reader, nodes: Mapping[str, Node], what: str, base: Ke
         found = replace(found, ended_s=_keep(reader, nodes["ended"], f"{what}.ended"))
     if "logs" in nodes:
         found = replace(found, logs_s=_keep(reader, nodes["logs"], f"{what}.logs"))
+    if "points" in nodes:
+        found = replace(found, points=_read_points(reader, nodes["points"], f"{what}.points"))
+    return found
+
+
+def _read_points(reader: Reader, node: Node, what: str) -> PointsKept:
+    fields = reader.mapping(node, what, KEYS["retention.points"])
+    found = PointsKept()
+    if not fields:
+        reader.wrong(
+            node, f"`{what}` says nothing", "write for example `{keep: 30d, count: 1000, size: 10Gi}`"
+        )
+    if "keep" in fields:
+        found = replace(found, age_s=reader.duration(fields["keep"][1], f"{what}.keep", 0.0))
+    if "count" in fields:
+        found = replace(found, count=reader.integer(fields["count"][1], f"{what}.count", 0, _MOST, 0))
+    if "size" in fields:
+        found = replace(found, size_bytes=reader.size(fields["size"][1], f"{what}.size", 0, 0))
     return found
 
 

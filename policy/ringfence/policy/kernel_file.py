@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ringfence.policy import approving, engines, keeping, outreach, pools, scheduling, sections, when
+from ringfence.policy import approving, engines, keeping, outreach, pools, scheduling, sections, serving, when
 from ringfence.policy import resources as declarations
 from ringfence.policy.approving import People
 from ringfence.policy.conditions import Condition, Environment
@@ -21,6 +21,7 @@ from ringfence.policy.reader import Fields, Numbers, Reader, header
 from ringfence.policy.resources import Auth, EffectDecl, ResourceDecl, SecretRef, read_resource
 from ringfence.policy.rules import Rule, Rules
 from ringfence.policy.scheduling import SlotLimits
+from ringfence.policy.serving import A2aDecl
 from ringfence.policy.strict_yaml import Node
 from ringfence.policy.types import Verdict
 
@@ -47,12 +48,13 @@ KEYS: Final = {
         "budgets",
         "webhooks",
         "callback",
+        "a2a",
         "retention",
     ),
     "ceilings": ("deny", "ask", "when", "budgets", "approvals"),
     "ceilings.approvals": approving.KEYS,
     "role": ("roles", "environment", "allow", "ask", "deny", "when"),
-    "sandbox": (*sections.KEYS["sandbox"], "docker", "remote"),
+    "sandbox": (*(key for key in sections.KEYS["sandbox"] if key != "doors"), "docker", "remote"),
     "docker": engines.KEYS,
     "remote": engines.REMOTE_KEYS,
     "scheduler": scheduling.KEYS,
@@ -60,6 +62,7 @@ KEYS: Final = {
     "pool": pools.KEYS,
     **when.KEYS,
     **outreach.KEYS,
+    **{name: keys for name, keys in serving.KEYS.items() if name in {"a2a", "client"}},
     **keeping.KEYS,
     **declarations.KEYS,
 }
@@ -110,6 +113,7 @@ class KernelFile:
         pools: budgets of many agents together, by their selectors.
         webhooks: who is told of what happens, by name.
         callback: where people's own systems decide approvals; None: nowhere.
+        a2a: where clients give tasks to agents; None: nowhere.
         scheduler: how many agents live at once.
         retention: what is kept, and how long.
     """
@@ -125,6 +129,7 @@ class KernelFile:
     pools: Mapping[str, Pool] = field(default_factory=dict[str, Pool])
     webhooks: Mapping[str, WebhookDecl] = field(default_factory=dict[str, WebhookDecl])
     callback: CallbackDecl | None = None
+    a2a: A2aDecl | None = None
     scheduler: SlotLimits = field(default_factory=SlotLimits)
     retention: RetentionPolicy = field(default_factory=RetentionPolicy)
     later: tuple[Problem, ...] = ()
@@ -170,6 +175,7 @@ def parse_kernel_file(text: str, source: str = "ringfence.yaml") -> KernelFile:
         pools=pools.read_pools(reader, nodes["budgets"], "spec.budgets") if "budgets" in nodes else {},
         webhooks=outreach.read_webhooks(reader, nodes["webhooks"]) if "webhooks" in nodes else {},
         callback=outreach.read_callback(reader, nodes["callback"]) if "callback" in nodes else None,
+        a2a=serving.read_a2a(reader, nodes["a2a"]) if "a2a" in nodes else None,
         scheduler=scheduling.read_scheduler(reader, nodes["scheduler"])
         if "scheduler" in nodes
         else SlotLimits(),

@@ -12,7 +12,8 @@ from ringfence.policy.conditions import Condition, Environment, Share, Tainted
 from ringfence.policy.hearsay import SOURCES, Hearsay
 from ringfence.policy.kernel_file import KernelFile
 from ringfence.policy.lint_places import misplaced
-from ringfence.policy.lint_rules import disguised, lookalikes, too_wide, weak_denies
+from ringfence.policy.lint_rules import disguised, lookalikes, other_cases, too_wide, weak_denies
+from ringfence.policy.lint_undo import without_return
 from ringfence.policy.manifest_types import Manifest
 from ringfence.policy.problems import Problem
 from ringfence.policy.rules import Rule, Rules
@@ -30,6 +31,7 @@ def lint_manifest(manifest: Manifest, file: KernelFile | None = None) -> list[Pr
     inherited = [] if file is None else [r for role in manifest.roles for r in file.roles.get(role, Rules())]
     known = file is not None or not manifest.roles
     found = [*_rules(rules), *weak_denies(rules, [*rules, *inherited])]
+    found += [*other_cases(rules, [*rules, *inherited]), *_direct(manifest)]
     allows = [rule for rule in (*rules, *inherited) if rule.verdict is not Verdict.DENY]
     totals = set(manifest.budgets.total)
     if file is not None:
@@ -45,7 +47,9 @@ def lint_kernel_file(file: KernelFile) -> list[Problem]:
     found: list[Problem] = []
     for name, role in file.declared_roles.items():
         found += [*_rules(role.rules), *weak_denies(role.rules, file.roles[name])]
+        found += other_cases(role.rules, file.roles[name])
         found += _conditions(role.when, None, None)
+        found += without_return(list(role.rules.allow), file)
         for rule in (*role.rules.allow, *role.rules.ask):
             above = next((deny for deny in file.ceilings.deny if _covers(deny, rule)), None)
             if above is not None:
@@ -110,6 +114,17 @@ def _covers(wide: Rule, narrow: Rule) -> bool:
     if not applies(wide.action_pattern, narrow.action_pattern, forbids=forbids):
         return False
     return all(any(mine.covers(theirs) for mine in wide.compiled()) for theirs in narrow.compiled())
+
+
+def _direct(manifest: Manifest) -> Iterator[Problem]:
+    """A program that writes its files itself, where nothing lets it."""
+    if manifest.sandbox.workspace != "direct" or manifest.roles:
+        return
+    if not any(_allows(rule, "fs.write") for rule in (*manifest.rules.allow, *manifest.rules.ask)):
+        text = "nothing allows `fs.write`, so a `direct` program fails with the first file that it changes"
+        yield Problem(
+            line=1, column=1, message=text, fix='allow it where it may write: `fs.write: "/workspace/out/**"`'
+        )
 
 
 def _needless(rules: Rules) -> Iterator[Problem]:
@@ -224,6 +239,7 @@ def _against(manifest: Manifest, file: KernelFile) -> Iterator[Problem]:
             text = f"the rule `{rule.text}` can never have a say: the ceilings deny `{above.text}`"
             yield _at(rule, text, "remove it")
         yield from _undeclared(rule, file)
+    yield from without_return(list(manifest.rules.allow), file)
     for role in manifest.roles:
         if role not in file.roles:
             known = ", ".join(sorted(file.roles)) or "none"
@@ -239,3 +255,15 @@ def _undeclared(rule: Rule, file: KernelFile) -> Iterator[Problem]:
             if "*" not in database and database not in names:
                 text = f"the kernel file declares no database `{database}`, so `{rule.text}` can never match"
                 yield _at(rule, text, f"declared: {', '.join(sorted(names)) or 'none'}")
+    labels = rule.action_pattern.split(".")
+    if labels[0] == "a2a":
+        peers = [n for n, resource in file.resources.items() if resource.type == "a2a"]
+        for pattern in rule.patterns:
+            if "*" not in pattern and pattern not in peers:
+                text = f"the kernel file declares no A2A agent `{pattern}`, so `{rule.text}` can never match"
+                yield _at(rule, text, f"declared: {', '.join(sorted(peers)) or 'none'}")
+    if labels[0] == "mcp" and labels[1] != "*":
+        servers = [n for n, resource in file.resources.items() if resource.type == "mcp"]
+        if labels[1] not in servers:
+            text = f"the kernel file declares no MCP server `{labels[1]}`, so `{rule.text}` can never match"
+            yield _at(rule, text, f"declared: {', '.join(sorted(servers)) or 'none'}")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from ringfence.policy.actions import applies
-from ringfence.policy.glob import MANY, Many
+from ringfence.policy.glob import MANY, Many, Segment
 from ringfence.policy.lookalikes import unmasked
 from ringfence.policy.matcher import CommandPattern
 from ringfence.policy.patterns import AnyPattern, NamePattern, TablePattern, TreePattern, UrlPattern
@@ -70,6 +71,18 @@ _RUNNERS: Final = frozenset(
 )
 """Programs that run others, or code that their arguments hold."""
 
+_LATE_RUNNERS: Final = {
+    **dict.fromkeys(("find",), "`-exec` and `-delete`"),
+    **dict.fromkeys(("tar", "gtar", "bsdtar"), "`--to-command` and `--checkpoint-action`"),
+    **dict.fromkeys(("sed", "gsed"), "`-i` and an `e` in a further script"),
+    **dict.fromkeys(("rsync", "scp"), "another program to connect by"),
+    **dict.fromkeys(("sort",), "`--compress-program` and `-o`"),
+    **dict.fromkeys(
+        ("env", "xargs", "timeout", "nice", "nohup", "setsid", "sudo", "watch", "busybox"), "a program"
+    ),
+}
+"""Programs of which further words may run others or write, whatever stands before them."""
+
 _HTTP_READS: Final = ("http.get", "http.head")
 _HOST_LABELS: Final = 2
 """From so many fixed labels at its end on a host belongs to somebody."""
@@ -120,6 +133,11 @@ def _wide_command(rule: Rule, pattern: CommandPattern) -> Iterator[Problem]:
     if name in _RUNNERS and free and (len(pattern.words) == 1 or pattern.words[1].parts[0].startswith("-")):
         text = f"`{rule.text}` allows any program: `{name}` runs what its arguments say"
         yield _at(rule, text, f"name the arguments, such as `{name} FILE`")
+    elif pattern.rest and name in _LATE_RUNNERS:
+        text = (
+            f"`{rule.text}` allows more than it looks: further words of `{name}` may be {_LATE_RUNNERS[name]}"
+        )
+        yield _at(rule, text, "write all words, with `*` where one may differ")
 
 
 def _wide_url(rule: Rule, pattern: UrlPattern) -> Iterator[Problem]:
@@ -152,7 +170,9 @@ def _wide_table(rule: Rule, pattern: TablePattern) -> Iterator[Problem]:
 def _wide_name(rule: Rule) -> Iterator[Problem]:
     if rule.action_pattern == "messages.send":
         yield _at(rule, f"`{rule.text}` lets it write to every agent", "name the peers")
-    elif rule.action_pattern.startswith("mcp."):
+    elif rule.action_pattern in {"a2a.send", "a2a.*"}:
+        yield _at(rule, f"`{rule.text}` lets it write to every declared agent elsewhere", "name the peers")
+    elif rule.action_pattern.startswith("mcp.") and "*" in rule.action_pattern:
         yield _at(rule, f"`{rule.text}` allows all of them", "name what is to be allowed")
 
 
@@ -225,6 +245,42 @@ def weak_denies(rules: Rules, every: Iterable[Rule]) -> Iterator[Problem]:
             if deletes is not None and not shut:
                 text = f"`{rule.text}` leaves deleting to `{deletes.text}`"
                 yield _at(rule, text, "write `fs.*`, or deny `fs.delete` too")
+
+
+def other_cases(rules: Rules, every: Iterable[Rule]) -> Iterator[Problem]:
+    """Deny and ask rules on URLs whose path is allowed in other letters: paths tell capitals from small letters.
+
+    Args:
+        rules: of one file.
+        every: all rules that hold beside them.
+    """
+    allows = [rule for rule in every if rule.verdict is Verdict.ALLOW]
+    for rule in (*rules.deny, *rules.ask):
+        for pattern in rule.compiled():
+            others = _in_other_case(pattern) if isinstance(pattern, UrlPattern) else []
+            lets = next((a for a in allows if any(_lets(a, rule, other) for other in others)), None)
+            if lets is not None:
+                text = f"`{rule.text}` leaves the same path in other capitals to `{lets.text}`"
+                yield _at(
+                    rule, text, "where the server doesn't tell them apart, allow single paths instead of many"
+                )
+
+
+def _in_other_case(pattern: UrlPattern) -> list[UrlPattern]:
+    """The pattern with one segment of its path in other capitals, for each that has letters."""
+    found: list[UrlPattern] = []
+    for at, piece in enumerate(pattern.path):
+        if not isinstance(piece, Many):
+            swapped = Segment(tuple(part.swapcase() if part.isascii() else part for part in piece.parts))
+            found.append(replace(pattern, path=(*pattern.path[:at], swapped, *pattern.path[at + 1 :])))
+    return [other for other in found if not pattern.covers(other)]
+
+
+def _lets(allow: Rule, forbids: Rule, pattern: UrlPattern) -> bool:
+    return any(one.covers(pattern) for one in allow.compiled()) and (
+        applies(forbids.action_pattern, allow.action_pattern, forbids=True)
+        or applies(allow.action_pattern, forbids.action_pattern, forbids=False)
+    )
 
 
 def _runs_any(pattern: CommandPattern) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from ringfence.policy import sections, when
+from ringfence.policy import sections, serving, when
 from ringfence.policy.coverage import never_matching
 from ringfence.policy.manifest_types import Approvals, Budgets, Manifest, Restart, Run, SandboxSpec
 from ringfence.policy.problems import ManifestError, Problem
@@ -46,6 +46,7 @@ KEYS: Final = {
     "permissions": ("roles", "allow", "ask", "deny"),
     **sections.KEYS,
     **when.KEYS,
+    **{name: keys for name, keys in serving.KEYS.items() if name not in {"a2a", "client"}},
 }
 """All keys of a manifest, by the mapping they stand in."""
 
@@ -71,9 +72,6 @@ def parse_manifest(text: str, source: str = "manifest") -> Manifest:
     elif "spec" in fields:
         reader.wrong(fields["spec"][0], "`spec.run` is missing", "add `run: {command: [PROGRAM]}`")
     rules, roles = _permissions(reader, nodes.get("permissions"))
-    for key, fix in _LATER.items():
-        if key in spec:
-            reader.unsupported(spec[key][0], f"`{key}`", fix)
     budgets = sections.read_budgets(reader, nodes["budgets"]) if "budgets" in nodes else Budgets()
     if budgets.context_on_overflow == "page":
         rules = replace(rules, allow=(*rules.allow, replace(_READ_AGAIN, line=spec["budgets"][0].line)))
@@ -87,7 +85,7 @@ def parse_manifest(text: str, source: str = "manifest") -> Manifest:
         delegates=sections.read_names(reader, nodes["delegates"], "spec.delegates")
         if "delegates" in nodes
         else (),
-        serve=sections.plain_value(nodes["serve"]) if "serve" in nodes else None,
+        serve=serving.read_serve(reader, nodes["serve"]) if "serve" in nodes else None,
         environment=sections.read_name(reader, nodes["environment"], "spec.environment")
         if "environment" in nodes
         else "",
@@ -103,17 +101,28 @@ def parse_manifest(text: str, source: str = "manifest") -> Manifest:
         priority=_priority(reader, nodes.get("priority")),
         later=tuple(sorted(reader.later)),
     )
+    _check_direct(reader, spec, manifest)
     reader.finish()
     return manifest
 
 
+def _check_direct(reader: Reader, spec: Fields, manifest: Manifest) -> None:
+    """What a program's own workspace and its own resume demand of each other."""
+    direct, own = manifest.sandbox.workspace == "direct", manifest.restart.resume == "own"
+    if own and not direct:
+        what = "`resume: own` is for programs that keep what they need in a workspace of their own"
+        fix = "add `sandbox: {workspace: direct}`, or leave it out: the program is resumed by replay"
+        reader.wrong(spec["restart"][0], what, fix)
+    if own and manifest.restart.ignore:
+        what = "`ignore` is for programs that are resumed by replay, and with `resume: own` nothing is answered from the record"
+        reader.wrong(spec["restart"][0], what, "leave out one of the two")
+    if direct and not own and manifest.schedule is not None:
+        what = "a `direct` program that is resumed by replay begins each time on the workspace as submitted, so it has one run"
+        reader.wrong(spec["schedule"][0], what, "add `restart: {resume: own}`")
+
+
 _READ_AGAIN: Final = parse_rule('artifacts.get: "paged.*"', rule_id="page", origin="manifest")
 """What `on_overflow: page` allows: an agent reads again what the kernel took out of its own prompts."""
-
-_LATER: Final = {
-    "serve": "leave it out",
-}
-"""Keys of `spec` that parse and that this release can't enforce, with what to do meanwhile."""
 
 
 def _priority(reader: Reader, node: Node | None) -> str:

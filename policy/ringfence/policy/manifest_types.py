@@ -54,6 +54,7 @@ class SandboxSpec:
         mounts: of a kernel file: what manifests may name, and all beneath.
         require: walls that have to stand besides those that always have to; None: nothing is said, which for an agent
             means all that the backend has.
+        doors: servers of the kernel's on the loopback of the program's sandbox, such as `models`; empty: it has no network.
     """
 
     backend: str | None = None
@@ -65,6 +66,7 @@ class SandboxSpec:
     timeout_s: float = 7200.0
     mounts: tuple[Mount, ...] = ()
     require: tuple[Demand, ...] | None = None
+    doors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +94,28 @@ class Approvals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ignored:
+    """What calls may differ in and still be taken for the same after a restart.
+
+    Attributes:
+        action: the one that it is about, or `mcp.NAME.*`.
+        at: parts of a JSON pointer into the arguments, `*` for any; empty: all of them.
+        pattern: what is ignored of the texts there; empty: everything there is.
+    """
+
+    action: str
+    at: tuple[str, ...] = ()
+    pattern: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
     """When a program is started again. `resume: own`: it resumes itself and gets no replay."""
 
     policy: str = "on-failure"
     max: int = 5
     resume: str = "replay"
+    ignore: tuple[Ignored, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,13 +137,36 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Skill:
+    """One thing that an agent says it can do."""
+
+    id: str
+    name: str
+    description: str
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serve:
+    """An agent that takes tasks by A2A, and what its card says.
+
+    Attributes:
+        description: what it is for; empty: nothing is said.
+        skills: empty: one is made of the description.
+    """
+
+    description: str = ""
+    skills: tuple[Skill, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """One agent as its author asks for it. Parsed, checked, immutable.
 
     Attributes:
         roles: roles of the kernel file that it takes.
         delegates: agents that it may start with rights of their own.
-        serve: the `serve` section as plain values; None where there is none.
+        serve: what its card says, where it takes tasks by A2A; None: it doesn't.
         environment: the only one whose resources it may use; empty: any.
         when: conditions on facts; they narrow what the rules say.
     """
@@ -137,7 +178,7 @@ class Manifest:
     rules: Rules = field(default_factory=Rules)
     roles: tuple[str, ...] = ()
     delegates: tuple[str, ...] = ()
-    serve: object = None
+    serve: Serve | None = None
     environment: str = ""
     when: tuple[Condition, ...] = ()
     budgets: Budgets = field(default_factory=Budgets)

@@ -158,7 +158,7 @@ def read_callback(reader: Reader, node: Node) -> CallbackDecl:
     if not {"people", "hooks"} & fields.keys() and isinstance(node, Table):
         text = f"`{what}` has no `people` and no `hooks`, so it would hear nobody"
         reader.wrong(node, text, "add `people: {anna: {key: {secret: NAME}}}`")
-    host, port = _listen(reader, fields["listen"][1], f"{what}.listen") if "listen" in fields else ("", 0)
+    host, port = read_listen(reader, fields["listen"][1], f"{what}.listen") if "listen" in fields else ("", 0)
     people: dict[str, PersonDecl] = {}
     entries = reader.free_mapping(fields["people"][1], f"{what}.people") if "people" in fields else []
     if len(entries) > PEOPLE_MAX:
@@ -220,7 +220,8 @@ def _check_distinct(
             )
 
 
-def _listen(reader: Reader, node: Node, what: str) -> tuple[str, int]:
+def read_listen(reader: Reader, node: Node, what: str) -> tuple[str, int]:
+    """An address and a port; empty and 0 where it is none, which the reader has been told."""
     text = reader.text(node, what) or ""
     host, _, port = text.rpartition(":")
     host = host.strip("[]")

@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ringfence.policy import sections
+from ringfence.policy import a2a_peers, credentials, mcp_servers, sections
+from ringfence.policy.a2a_peers import PeerDecl
 from ringfence.policy.canonical import canonical_url
+from ringfence.policy.credentials import Auth, SecretRef, check_header, read_auth, read_secret, text_or_secret
 from ringfence.policy.matcher import compile_pattern
+from ringfence.policy.mcp_servers import McpDecl
 from ringfence.policy.networks import read_networks
 from ringfence.policy.problems import PatternError
 from ringfence.policy.reader import Reader
@@ -29,53 +32,26 @@ KEYS: Final = {
         *("type", "base", "protocol", "models", "price", "max_output", "limit_key", "tokenizer", "effect"),
         *("auth", "environment", "untrusted", "timeout", "addresses", "rate"),
     ),
-    "auth": ("bearer", "basic", "header"),
-    "basic": ("username", "password"),
-    "header": ("name", "value"),
+    "object": ("type", "driver", "options", "keep_max", "environment", "untrusted", "timeout"),
+    "mcp": mcp_servers.KEYS["mcp"],
+    "a2a": a2a_peers.KEYS,
     "price": ("input", "output"),
-    "secret": ("secret",),
+    **credentials.KEYS,
 }
 """Keys of each mapping."""
 
-TYPES: Final = ("postgres", "http", "llm")
+TYPES: Final = ("postgres", "http", "llm", "object", "mcp", "a2a")
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "*")
 EFFECTS: Final = ("read", "write", "destroy", "external")
-PROTOCOLS: Final = ("openai",)
+PROTOCOLS: Final = ("openai", "anthropic")
 LIMIT_KEYS: Final = ("max_tokens", "max_completion_tokens")
 LLM_EFFECTS: Final = ("read", "external")
 _RESOURCE: Final = re.compile(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?", re.ASCII)
 _EMBEDDED: Final = re.compile(r"[a-z][a-z0-9_]{0,61}", re.ASCII)
-_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}", re.ASCII)
-_OWN_HEADERS: Final = frozenset(
-    ("host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer")
-)
+_DRIVER: Final = re.compile(r"[a-z][a-z0-9_.-]{0,62}", re.ASCII)
 _URL_DSN: Final = re.compile(r"postgres(ql)?://\S+")
 _MAX_PRICE: Final = 1e6
 _MAX_OUTPUT: Final = 10_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecretRef:
-    """The name of a secret that the kernel keeps. Never its value."""
-
-    secret: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Auth:
-    """How to prove who we are to a resource.
-
-    Attributes:
-        scheme: `bearer`, `basic` or `header`.
-        value: the token, password or header value.
-        username: for `basic`.
-        header: header name, for `header`.
-    """
-
-    scheme: str
-    value: SecretRef
-    username: str = ""
-    header: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +69,15 @@ class ResourceDecl:
 
     Attributes:
         name: unique.
-        type: `postgres`, `http` or `llm`.
+        type: `postgres`, `http`, `llm`, `object`, `mcp` or `a2a`.
         environment: a word such as `staging`, for people and conditions.
         untrusted: whether what it answers taints an agent.
-        addresses: http and llm: networks that its host may lead to besides public ones.
-        rate: http and llm: how often all agents together may ask it.
+        addresses: http, llm, mcp and a2a: networks that its host may lead to besides public ones.
+        rate: http, llm, mcp and a2a: how often all agents together may ask it.
         dsn: postgres: connection string, or the secret that holds it.
         embedded: postgres: a database of this name in the kernel's own embedded server, instead of a `dsn`.
-        base: http and llm: canonical URL without trailing slash.
-        auth: http and llm: credential, None for none.
+        base: http and llm: canonical URL without trailing slash; mcp: the endpoint's, empty where a command is started; a2a: the agent's.
+        auth: http, llm, mcp and a2a: credential, None for none.
         effects: http: in the order of the file, the first match counts.
         idempotency_header: http: header that carries the effect id; empty where the target takes no key.
         vouches: http: in the order of the file, the first match counts.
@@ -115,6 +91,11 @@ class ResourceDecl:
         limit_key: llm: the request's key that carries this limit; newer models take another.
         tokenizers: llm: `(model pattern, tokenizer)`, first match counts.
         effect: llm: `external` where a call leaves something behind, else `read`.
+        driver: object: name of the driver.
+        options: object: what the driver is given, each a value or a secret.
+        keep_max: object: bytes of the largest object that is kept before a change.
+        mcp: mcp: what else is said of it.
+        a2a: a2a: what else is said of it.
     """
 
     name: str
@@ -140,13 +121,23 @@ class ResourceDecl:
     limit_key: str = "max_tokens"
     tokenizers: tuple[tuple[str, str], ...] = ()
     effect: str = "read"
+    driver: str = ""
+    options: tuple[tuple[str, str | int | bool | SecretRef], ...] = ()
+    keep_max: int = 1 << 30
+    mcp: McpDecl = field(default_factory=McpDecl)
+    a2a: PeerDecl = field(default_factory=PeerDecl)
     line: int = field(default=0, compare=False)
 
     def secrets(self) -> tuple[str, ...]:
         """Names of the secrets it refers to."""
         found = [
             item.secret
-            for item in (self.dsn, self.auth.value if self.auth else "")
+            for item in (
+                self.dsn,
+                self.auth.value if self.auth else "",
+                *(value for _, value in self.options),
+                *self.mcp.secrets(),
+            )
             if isinstance(item, SecretRef)
         ]
         return tuple(found)
@@ -186,11 +177,34 @@ def read_resource(reader: Reader, key: Scalar, node: Node) -> ResourceDecl | Non
     )
     if kind == "postgres":
         return _postgres(reader, base, node, nodes)
-    base = replace(base, base=_base(reader, base, node, nodes), auth=_auth(reader, base, nodes.get("auth")))
-    base = replace(base, addresses=read_networks(reader, nodes.get("addresses"), f"{base.name}.addresses"))
-    if "rate" in nodes:
-        base = replace(base, rate=reader.rate(nodes["rate"], f"{base.name}.rate"))
+    if kind == "object":
+        return _object(reader, base, node, nodes)
+    if kind == "mcp":
+        return _mcp(reader, base, node, nodes)
+    if kind == "a2a":
+        base = replace(base, a2a=a2a_peers.read_peer(reader, base.name, nodes))
+        base = replace(base, untrusted=not base.a2a.trusted, base=_base(reader, base, node, nodes, "url"))
+        return _reached(reader, base, nodes)
+    base = _reached(reader, replace(base, base=_base(reader, base, node, nodes)), nodes)
     return _http(reader, base, nodes) if kind == "http" else _llm(reader, base, nodes)
+
+
+def _reached(reader: Reader, base: ResourceDecl, nodes: Mapping[str, Node]) -> ResourceDecl:
+    """How a host is reached: with which credential, at which addresses, how often."""
+    return replace(
+        base,
+        auth=read_auth(reader, base.name, nodes.get("auth")),
+        addresses=read_networks(reader, nodes.get("addresses"), f"{base.name}.addresses"),
+        rate=reader.rate(nodes["rate"], f"{base.name}.rate") if "rate" in nodes else None,
+    )
+
+
+def _mcp(reader: Reader, base: ResourceDecl, node: Node, nodes: Mapping[str, Node]) -> ResourceDecl:
+    trusted = "trusted" in nodes and reader.flag(nodes["trusted"], f"{base.name}.trusted")
+    base = replace(base, untrusted=not trusted, mcp=mcp_servers.read_mcp(reader, base.name, node, nodes))
+    if "url" not in nodes:
+        return base
+    return _reached(reader, replace(base, base=_base(reader, base, node, nodes, "url")), nodes)
 
 
 def _optional_name(reader: Reader, node: Node | None, what: str) -> str:
@@ -214,7 +228,7 @@ def _postgres(reader: Reader, base: ResourceDecl, node: Node, nodes: Mapping[str
             node, f"the resource `{base.name}` has no `dsn`", "add `dsn: {secret: NAME}` or `embedded: true`"
         )
         return base
-    dsn = _text_or_secret(reader, nodes["dsn"], f"{base.name}.dsn")
+    dsn = text_or_secret(reader, nodes["dsn"], f"{base.name}.dsn")
     if isinstance(dsn, str) and dsn and _URL_DSN.fullmatch(dsn) is None and "=" not in dsn:
         # The text is not repeated: it may hold a password.
         reader.wrong(
@@ -225,83 +239,51 @@ def _postgres(reader: Reader, base: ResourceDecl, node: Node, nodes: Mapping[str
     return replace(base, dsn=dsn)
 
 
-def _text_or_secret(reader: Reader, node: Node, what: str) -> str | SecretRef:
-    return reader.text(node, what) or "" if isinstance(node, Scalar) else read_secret(reader, node, what)
+def _object(reader: Reader, base: ResourceDecl, node: Node, nodes: Mapping[str, Node]) -> ResourceDecl:
+    if "driver" not in nodes:
+        reader.wrong(node, f"the resource `{base.name}` has no `driver`", "add `driver: s3`")
+        return base
+    driver = reader.text(nodes["driver"], f"{base.name}.driver") or ""
+    if driver and _DRIVER.fullmatch(driver) is None:
+        reader.wrong(nodes["driver"], f"`{driver}` is no name of a driver", "write one such as `s3`")
+    options: list[tuple[str, str | int | bool | SecretRef]] = []
+    for key, value in (
+        reader.free_mapping(nodes["options"], f"{base.name}.options") if "options" in nodes else ()
+    ):
+        what = f"{base.name}.options.{key.text}"
+        if isinstance(value, Table):
+            options.append((key.text, read_secret(reader, value, what)))
+        elif isinstance(value, Scalar) and isinstance(value.value, str | bool | int):
+            options.append((key.text, value.value))
+        else:
+            reader.wrong(value, f"`{what}` is no text, number or flag", "write one, or `{secret: NAME}`")
+    keep = (
+        reader.size(nodes["keep_max"], f"{base.name}.keep_max", 0, 1 << 30)
+        if "keep_max" in nodes
+        else 1 << 30
+    )
+    return replace(base, driver=driver, options=tuple(options), keep_max=keep)
 
 
-def read_secret(reader: Reader, node: Node, what: str) -> SecretRef:
-    """A reference to a secret; its name is empty on a problem."""
-    if isinstance(node, Scalar):
-        # INVARIANT: what may be a credential is never repeated in a problem.
-        reader.wrong(
-            node,
-            f"`{what}` has to name a secret",
-            "write `{secret: NAME}` and keep it with `ringfence secrets set NAME`",
-        )
-        return SecretRef(secret="")
-    fields = reader.mapping(node, what, KEYS["secret"])
-    if "secret" not in fields:
-        if isinstance(node, Table) and not node.entries:
-            reader.wrong(node, f"`{what}` names no secret", "write `{secret: NAME}`")
-        return SecretRef(secret="")
-    return SecretRef(secret=sections.read_name(reader, fields["secret"][1], f"{what}.secret"))
-
-
-def _base(reader: Reader, base: ResourceDecl, node: Node, nodes: Mapping[str, Node]) -> str:
-    if "base" not in nodes:
-        reader.wrong(node, f"the resource `{base.name}` has no `base`", 'add `base: "https://HOST/PATH"`')
+def _base(
+    reader: Reader, base: ResourceDecl, node: Node, nodes: Mapping[str, Node], key: str = "base"
+) -> str:
+    if key not in nodes:
+        reader.wrong(node, f"the resource `{base.name}` has no `{key}`", f'add `{key}: "https://HOST/PATH"`')
         return ""
-    text = reader.text(nodes["base"], f"{base.name}.base")
+    text = reader.text(nodes[key], f"{base.name}.{key}")
     if text is None:
         return ""
     try:
         url = canonical_url(text)
     except PatternError as error:
-        reader.wrong(nodes["base"], f"`{base.name}.base`: {error.message}", error.fix)
+        reader.wrong(nodes[key], f"`{base.name}.{key}`: {error.message}", error.fix)
         return ""
     if "?" in url or "#" in text:
         reader.wrong(
-            nodes["base"], f"`{base.name}.base` has a query or a fragment", "write scheme, host and path only"
+            nodes[key], f"`{base.name}.{key}` has a query or a fragment", "write scheme, host and path only"
         )
     return url.rstrip("/")
-
-
-def _auth(reader: Reader, base: ResourceDecl, node: Node | None) -> Auth | None:
-    if node is None:
-        return None
-    what = f"{base.name}.auth"
-    fields = reader.mapping(node, what, KEYS["auth"])
-    if len(fields) != 1:
-        reader.wrong(
-            node,
-            f"`{what}` needs exactly one of: {', '.join(KEYS['auth'])}",
-            "write `{bearer: {secret: NAME}}`",
-        )
-        return None
-    scheme, (_, value) = next(iter(fields.items()))
-    if scheme == "bearer":
-        return Auth(scheme=scheme, value=read_secret(reader, value, f"{what}.bearer"))
-    inner = reader.mapping(value, f"{what}.{scheme}", KEYS["basic" if scheme == "basic" else "header"])
-    name_key, value_key = ("username", "password") if scheme == "basic" else ("name", "value")
-    for wanted in (name_key, value_key):
-        if wanted not in inner:
-            reader.wrong(value, f"`{what}.{scheme}` has no `{wanted}`", f"add `{wanted}`")
-            return None
-    name = reader.text(inner[name_key][1], f"{what}.{scheme}.{name_key}") or ""
-    secret = read_secret(reader, inner[value_key][1], f"{what}.{scheme}.{value_key}")
-    if scheme == "header":
-        _check_header(reader, inner[name_key][1], name)
-        return Auth(scheme=scheme, value=secret, header=name)
-    if ":" in name:
-        reader.wrong(inner[name_key][1], "a user name can't hold a colon", "write it without")
-    return Auth(scheme=scheme, value=secret, username=name)
-
-
-def _check_header(reader: Reader, node: Node, name: str) -> None:
-    if _HEADER.fullmatch(name) is None or name.lower() in _OWN_HEADERS:
-        reader.wrong(
-            node, f"`{name}` is no header that a resource can have", "write one such as `Idempotency-Key`"
-        )
 
 
 def _http(reader: Reader, base: ResourceDecl, nodes: Mapping[str, Node]) -> ResourceDecl:
@@ -316,7 +298,7 @@ def _http(reader: Reader, base: ResourceDecl, nodes: Mapping[str, Node]) -> Reso
     if "idempotency_header" in nodes:
         header = reader.text(nodes["idempotency_header"], f"{base.name}.idempotency_header") or ""
         if header:
-            _check_header(reader, nodes["idempotency_header"], header)
+            check_header(reader, nodes["idempotency_header"], header)
     vouches: tuple[VouchDecl, ...] = ()
     if "vouches" in nodes:
         vouches = read_vouches(reader, nodes["vouches"], f"{base.name}.vouches", _effect_key)

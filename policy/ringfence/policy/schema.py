@@ -12,6 +12,7 @@ from ringfence.policy import (
     approving,
     demands,
     engines,
+    ignoring,
     kernel_file,
     manifest,
     pools,
@@ -83,6 +84,19 @@ def _docker() -> Schema:
         },
         ("image",),
     )
+
+
+def _ignore() -> Schema:
+    entry = _object(
+        ignoring.KEYS,
+        {
+            "action": {"type": "string", "pattern": f"^{ignoring.ACTION}$"},
+            "at": {"type": "string", "pattern": f"^{ignoring.POINTER}$"},
+            "pattern": {"type": "string", "minLength": 1, "maxLength": ignoring.PATTERN_CHARS_MAX},
+        },
+    )
+    either = [{"required": ["at"]}, {"required": ["pattern"]}]
+    return {"type": "array", "items": {**entry, "anyOf": either}, "maxItems": ignoring.ENTRIES_MAX}
 
 
 def _remote() -> Schema:
@@ -227,10 +241,12 @@ def manifest_schema() -> Schema:
         manifest.KEYS["spec"],
         {
             "run": run,
-            "sandbox": _sandbox(),
+            "sandbox": _sandbox(
+                doors={"type": "array", "items": _words(*sections.DOORS), "uniqueItems": True}
+            ),
             "permissions": permissions,
             "delegates": _NAMES,
-            "serve": {},
+            "serve": schema_outreach.serve(),
             "environment": _NAME,
             "when": _when(),
             "budgets": _budgets(),
@@ -243,6 +259,7 @@ def manifest_schema() -> Schema:
                     "policy": _words(*sections.RESTARTS),
                     "max": {"type": "integer", "minimum": 0},
                     "resume": _words("replay", "own"),
+                    "ignore": _ignore(),
                 },
             ),
             "schedule": _schedule(),
@@ -287,6 +304,8 @@ def _kinds() -> list[Schema]:
     }
     number: Schema = {"type": "number", "minimum": 0}
     return [
+        schema_outreach.mcp_server(_auth()),
+        schema_outreach.a2a_peer(_auth()),
         _resource("postgres", {"dsn": {"anyOf": [_TEXT, _SECRET]}, "embedded": {"type": "boolean"}}, ()),
         _resource(
             "http",
@@ -297,12 +316,26 @@ def _kinds() -> list[Schema]:
                 "vouches": {"type": "object", "additionalProperties": _vouched()},
                 "undo": {
                     "type": "object",
-                    "additionalProperties": _object(
-                        undoing.KEYS, {"keep": _TEXT, "put_back": _TEXT}, undoing.KEYS
-                    ),
+                    "additionalProperties": {
+                        **_object(undoing.KEYS, {**dict.fromkeys(undoing.KEYS, _TEXT), "body": {}}),
+                        "anyOf": [{"required": ["compensate"]}, {"required": ["keep", "put_back"]}],
+                    },
                 },
             },
             ("base",),
+        ),
+        _resource(
+            "object",
+            {
+                "driver": _TEXT,
+                "options": {
+                    "type": "object",
+                    "additionalProperties": {"anyOf": [{"type": ["string", "integer", "boolean"]}, _SECRET]},
+                },
+                "keep_max": _SIZE,
+                "timeout": _DURATION,
+            },
+            ("driver",),
         ),
         _resource(
             "llm",
@@ -355,6 +388,7 @@ def kernel_schema() -> Schema:
             "budgets": _pools(),
             "webhooks": {"type": "object", "additionalProperties": schema_outreach.webhook()},
             "callback": schema_outreach.callback(),
+            "a2a": schema_outreach.a2a(),
             "scheduler": scheduler_schema(),
             "retention": retention_schema(),
         },

@@ -15,7 +15,14 @@ def retention_schema() -> Schema:
         {"keep": DURATION, "steps": steps, "archive": DURATION},
         ("keep",),
     )
-    parts: dict[str, Schema] = {"journals": journals, "messages": keep, "ended": keep, "logs": keep}
+    points = closed(keeping.KEYS["retention.points"], {"keep": DURATION, "count": steps, "size": SIZE})
+    parts: dict[str, Schema] = {
+        "journals": journals,
+        "messages": keep,
+        "ended": keep,
+        "logs": keep,
+        "points": points,
+    }
     labels: Schema = {
         "type": "object",
         "propertyNames": {"pattern": "^[^=]+=[^=]+$"},
@@ -23,7 +30,8 @@ def retention_schema() -> Schema:
     }
     archive: Schema = {"type": "string", "pattern": "^/"}
     return closed(
-        keeping.KEYS["retention"], {"archive": archive, **parts, "webhooks": keep, "labels": labels}
+        keeping.KEYS["retention"],
+        {"archive": archive, **parts, "webhooks": keep, "artifacts": keep, "labels": labels},
     )
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from ringfence.policy import approving
 from ringfence.policy.demands import read_mounts, read_require
+from ringfence.policy.ignoring import read_ignore
 from ringfence.policy.manifest_types import (
     Approvals,
     Budgets,
@@ -20,22 +21,26 @@ from ringfence.policy.manifest_types import (
 from ringfence.policy.reader import Fields, Numbers, Reader
 from ringfence.policy.schedule import MISSED, OVERLAP, cron_problem, shortest_gap_s
 from ringfence.policy.schedule import zone as find_zone
-from ringfence.policy.strict_yaml import Items, Node, Scalar
+from ringfence.policy.strict_yaml import Node
 from ringfence.policy.units import TOTALS, Rate
 
 KEYS: Final = {
     "metadata": ("name", "labels"),
     "run": ("command", "workspace", "env"),
-    "sandbox": ("backend", "workspace", "memory", "pids", "cpu", "disk", "timeout", "mounts", "require"),
+    "sandbox": (
+        *("backend", "workspace", "memory", "pids", "cpu", "disk", "timeout", "mounts", "require", "doors"),
+    ),
     "budgets": ("rate", "total", "context", "on_exhausted"),
     "context": ("max_tokens", "on_overflow"),
     "approvals": ("expire", "linger", *approving.KEYS),
-    "restart": ("policy", "max", "resume"),
+    "restart": ("policy", "max", "resume", "ignore"),
     "schedule": ("cron", "every", "timezone", "missed", "overlap", "jitter"),
 }
 """Keys of each section's mapping."""
 
 BACKENDS: Final = ("native", "docker", "remote")
+DOORS: Final = ("models", "mcp")
+"""Doors on the loopback of a program's sandbox."""
 PRIORITIES: Final = ("low", "normal", "high")
 RESTARTS: Final = ("never", "on-failure", "always")
 _NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
@@ -166,10 +171,9 @@ def read_sandbox(
     workspace = base.workspace
     if "workspace" in nodes:
         workspace = reader.choice(nodes["workspace"], f"{what}.workspace", ("mediated", "direct"), workspace)
-        if workspace == "direct":
-            reader.unsupported(nodes["workspace"], "`workspace: direct`", "write `workspace: mediated`")
     mounts = read_mounts(reader, nodes["mounts"], f"{what}.mounts") if "mounts" in nodes else ()
     require = read_require(reader, nodes["require"], f"{what}.require") if "require" in nodes else None
+    doors = _read_doors(reader, nodes["doors"], f"{what}.doors") if "doors" in nodes else ()
     memory, disk, timeout = base.memory_bytes, base.disk_bytes, base.timeout_s
     if "memory" in nodes:
         memory = reader.size(nodes["memory"], f"{what}.memory", _MIN_MEMORY, memory)
@@ -193,7 +197,19 @@ def read_sandbox(
         timeout_s=timeout,
         mounts=mounts,
         require=require,
+        doors=doors,
     )
+
+
+def _read_doors(reader: Reader, node: Node, what: str) -> tuple[str, ...]:
+    """Doors on the loopback: servers that an unmodified program finds there."""
+    found: list[str] = []
+    for item in reader.items(node, what):
+        door = reader.choice(item, what, DOORS, DOORS[0])
+        if door in found:
+            reader.wrong(item, f"`{door}` is named twice", "name each door once")
+        found.append(door)
+    return tuple(found)
 
 
 def read_budgets(reader: Reader, node: Node, what: str = "spec.budgets") -> Budgets:
@@ -278,11 +294,8 @@ def read_restart(reader: Reader, node: Node) -> Restart:
         most = reader.integer(fields["max"][1], "spec.restart.max", 0, _MAX_RESTARTS, most)
     if "resume" in fields:
         resume = reader.choice(fields["resume"][1], "spec.restart.resume", ("replay", "own"), resume)
-        if resume == "own":
-            reader.unsupported(
-                fields["resume"][1], "`resume: own`", "leave it out: the program is resumed by replay"
-            )
-    return Restart(policy=policy, max=most, resume=resume)
+    ignore = read_ignore(reader, fields["ignore"][1], "spec.restart.ignore") if "ignore" in fields else ()
+    return Restart(policy=policy, max=most, resume=resume, ignore=ignore)
 
 
 def read_schedule(reader: Reader, node: Node) -> Schedule:
@@ -338,12 +351,3 @@ def _read_behaviour(reader: Reader, fields: Fields, schedule: Schedule, *, sound
             text = f"`spec.schedule.jitter` reaches the next time: the shortest time between two is {gap:g} s"
             reader.wrong(fields["jitter"][1], text, "write less")
     return replace(schedule, missed=missed, overlap=overlap, jitter_s=jitter)
-
-
-def plain_value(node: Node) -> object:
-    """The value of a node as plain JSON-like data."""
-    if isinstance(node, Scalar):
-        return node.value
-    if isinstance(node, Items):
-        return [plain_value(item) for item in node.items]
-    return {key.text: plain_value(value) for key, value in node.entries}

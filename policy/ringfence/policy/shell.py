@@ -10,17 +10,39 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
-from ringfence.policy.shell_words import HERE_DOCUMENTS, REDIRECTIONS, Lexer, ShellWord, Token, Unreadable
-
-Words: TypeAlias = tuple[str | None, ...]
-"""Words of a part; None stands for any number of words that can't be known."""
+from ringfence.policy.shell_evaluating import EVALUATED, SPELLED, evaluator, hints, runs_another
+from ringfence.policy.shell_places import ACTIONS, MODES, MOVERS, Places, Touch, duplicates, opened, too_many
+from ringfence.policy.shell_words import (
+    CASE_ENDS,
+    DUPLICATING,
+    ENDS_TO_DASH,
+    HERE_DOCUMENTS,
+    KEEP_POSITION,
+    KEYWORDS,
+    REDIRECTIONS,
+    REPEATS,
+    UNFOLLOWED,
+    HereText,
+    Lexer,
+    ShellWord,
+    Token,
+    Unreadable,
+    Words,
+    fill,
+    is_input,
+    normal,
+)
+from ringfence.policy.shell_wrappers import WRAPPERS
 
 _MAX_DEPTH: Final = 8
 _MAX_PARTS: Final = 512
 _MAX_CANDIDATES: Final = 16
 _MAX_SCRIPT: Final = 64 << 10
+# Of all commands and scripts in one together: nothing else waits for a reading without end.
+_MAX_WORDS: Final = 1 << 17
+_MAX_READ: Final = 1 << 19
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=", re.ASCII)
 _SHELLS: Final = frozenset(("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "rbash"))
 # Their language is another one, so what they run is not followed.
@@ -28,29 +50,14 @@ _FOREIGN_SHELLS: Final = frozenset(("csh", "tcsh", "fish", "pwsh", "nu", "elvish
 _LOADERS: Final = re.compile(r"ld(?:-linux.*|-musl.*)?\.so(?:\.\d+)?|ld-\d.*\.so")
 _SHELL_VALUES: Final = frozenset(("--rcfile", "--init-file"))
 _ASKS_ABOUT: Final = frozenset(("--version", "--help"))
-# Wrappers run what follows their options, after so many words of their own.
-_WRAPPERS: Final = {
-    **dict.fromkeys(
-        ("env", "nice", "nohup", "setsid", "stdbuf", "ionice", "time", "sudo", "doas", "command"), 0
-    ),
-    **dict.fromkeys(
-        ("exec", "builtin", "busybox", "toybox", "unshare", "nsenter", "strace", "ltrace", "watch"), 0
-    ),
-    **dict.fromkeys(("prlimit", "pkexec", "systemd-run", "systemd-inhibit", "dbus-run-session"), 0),
-    **dict.fromkeys(("fakeroot", "eatmydata", "setarch", "linux32", "linux64", "x86_64", "i386"), 0),
-    **dict.fromkeys(("unbuffer", "rlwrap", "valgrind", "gdb", "numactl"), 0),
-    **dict.fromkeys(("chpst", "start-stop-daemon", "cpulimit", "tini", "dumb-init"), 0),
-    **dict.fromkeys(
-        ("timeout", "chroot", "flock", "taskset", "chrt", "runuser", "su", "script", "setpriv", "gosu"), 1
-    ),
-}
 _SCRIPT_OPTIONS: Final = frozenset(("su", "script", "flock", "runuser"))
 _FIND_EXEC: Final = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
 _FIND_END: Final = frozenset((";", "+"))
-_KEEP_POSITION: Final = frozenset(
-    ("if", "then", "elif", "else", "while", "until", "do", "{", "!", "time", "fi", "done", "}")
-)
-_UNFOLLOWED: Final = frozenset(("case", "function", "select", "coproc"))
+# Wrappers behind which a command may begin in another directory; `env` with an option only.
+_ELSEWHERE: Final = frozenset(
+    ("chroot", "su", "sudo", "doas", "runuser", "pkexec", "nsenter", "unshare", "systemd-run", "chpst")
+) | {"start-stop-daemon"}
+_CHDIR: Final = ("-C", "--chdir")
 _PLACEHOLDER: Final = "{}"
 
 
@@ -59,15 +66,24 @@ class Reading:
 
     Attributes:
         parts: words of every command found, the whole command first.
+        touches: files that redirections open.
+        anywhere: what redirections may do to any file, since where they lead is not written out: `fs.read`, `fs.write`.
         opaque: why something could not be followed; empty where all was read.
     """
 
-    __slots__ = ("opaque", "parts")
+    __slots__ = ("_chars", "_hints", "_places", "_words", "anywhere", "opaque", "parts", "touches")
 
     def __init__(self, argv: Sequence[str]) -> None:
         self.parts: list[Words] = []
+        self.touches: list[Touch] = []
+        self.anywhere: set[str] = set()
         self.opaque = ""
+        self._places: Places = Places()
+        self._words = self._chars = 0
+        self._hints: set[str] = set()
         self._command(tuple(argv), 0)
+        if self._hints == {EVALUATED, SPELLED}:
+            self._unreadable("text that spells a command may be evaluated")
 
     def _unreadable(self, why: str) -> None:
         self.opaque = self.opaque or why
@@ -82,35 +98,36 @@ class Reading:
         if program is None:
             self._unreadable("the name of a program is not written out")
             return
-        if depth > _MAX_DEPTH or len(self.parts) >= _MAX_PARTS:
+        # The command itself is looked at however long it is.
+        self._words += len(words) if self.parts else 0
+        if depth > _MAX_DEPTH or len(self.parts) >= _MAX_PARTS or self._words > _MAX_WORDS:
             self._unreadable("it is nested too deeply")
             return
         if any(char.isspace() for char in program):
             self._unreadable("the name of a program holds white space")
         name = posixpath.basename(program)
-        for variant in dict.fromkeys((words, (name, *words[1:]), (name, *map(_normal, words[1:])))):
+        for variant in dict.fromkeys((words, (name, *words[1:]), (name, *map(normal, words[1:])))):
             self.parts.append(variant)
         self._inside(name, words[1:], depth + 1)
 
     def _inside(self, name: str, rest: Words, depth: int) -> None:
-        if name in _SHELLS:
-            self._shell(rest, depth)
-        elif name == "find":
-            self._find(rest, depth)
-        elif name == "xargs":
-            self._xargs(rest, depth)
+        self._hints |= {EVALUATED} if evaluator(name, rest) else set()
+        followed = {"find": self._find, "xargs": self._xargs} | dict.fromkeys(_SHELLS, self._shell)
+        if name in followed:
+            followed[name](rest, depth)
         elif name in {"eval", "trap"}:
             script = rest if name == "eval" else rest[:1]
             if any(word is None for word in script):
                 self._unreadable(f"`{name}` is given text that is not written out")
-            self._script(" ".join(word for word in script if word is not None), depth)
+            self._script(" ".join(word for word in script if word is not None), depth, apart=False)
+        elif name in {".", "source"}:
+            if any(is_input(word) for word in rest[:1]):
+                self._unreadable("a script reads its commands from its input")
         elif name in _FOREIGN_SHELLS and not _ASKS_ABOUT & set(rest):
             self._unreadable(f"`{name}` has a language of its own")
-        elif name in {"alias", "parallel", "hash", "enable"} or (
-            name in {"mapfile", "readarray"} and "-C" in rest
-        ):
+        elif runs_another(name, rest):
             self._unreadable(f"`{name}` can run programs under other names")
-        elif name in _WRAPPERS or _LOADERS.fullmatch(name):
+        elif name in WRAPPERS or _LOADERS.fullmatch(name):
             self._wrapper(name, rest, depth)
 
     def _shell(self, rest: Words, depth: int) -> None:
@@ -135,7 +152,7 @@ class Reading:
                 if rest[at] is None:
                     self._unreadable("a shell is given a script that is not written out")
                 self._script(rest[at] or "", depth)
-        elif ("s" in letters or at >= len(rest)) and not _ASKS_ABOUT & set(rest):
+        elif ("s" in letters or at >= len(rest) or is_input(rest[at])) and not _ASKS_ABOUT & set(rest):
             self._unreadable("a shell reads its commands from its input")
 
     def _find(self, rest: Words, depth: int) -> None:
@@ -151,7 +168,10 @@ class Reading:
             while at < len(rest) and rest[at] not in _FIND_END:
                 command.append(rest[at])
                 at += 1
-            self._command(_fill(command, _PLACEHOLDER), depth)
+            here = self._places
+            self._places = here.apart(anywhere=word in {"-execdir", "-okdir"})
+            self._command(fill(command, _PLACEHOLDER), depth)
+            self._places = here
 
     def _xargs(self, rest: Words, depth: int) -> None:
         placeholder = _PLACEHOLDER
@@ -159,11 +179,16 @@ class Reading:
             if word is not None and word.startswith("-I"):
                 placeholder = word[2:] or (rest[at + 1] if at + 1 < len(rest) else None) or _PLACEHOLDER
         for command in self._candidates(rest, 0):
-            self._command((*_fill(command, placeholder), None), depth)
+            self._command((*fill(command, placeholder), None), depth)
 
     def _wrapper(self, name: str, rest: Words, depth: int) -> None:
         if name == "command" and rest[:1] in {("-v",), ("-V",)}:
             return
+        moved = name in _ELSEWHERE or (
+            name == "env" and any(word is None or word.startswith(_CHDIR) for word in rest)
+        )
+        here = self._places
+        self._places = here.apart(anywhere=moved)
         for at, word in enumerate(rest[:-1]):
             short = word is not None and word.startswith("-") and not word.startswith("--")
             runs = name in _SCRIPT_OPTIONS and (
@@ -185,10 +210,11 @@ class Reading:
                     and word not in {"-S", "--split-string"}
                 ):
                     self._script(word.removeprefix("--split-string=").removeprefix("-S"), depth)
-        for command in self._candidates(rest, _WRAPPERS.get(name, 0)):
+        for command in self._candidates(rest, WRAPPERS.get(name, 0)):
             self._command(command, depth)
             if name == "watch":
                 self._script(" ".join(word for word in command if word is not None), depth)
+        self._places = here
 
     def _candidates(self, rest: Words, own: int) -> list[Words]:
         """Where the wrapped command may begin. A word after an option may be its value or the command: both are tried."""
@@ -214,43 +240,95 @@ class Reading:
             after_option = False
         return found
 
-    def _script(self, script: str, depth: int) -> None:
-        """Read a shell script and note its commands."""
-        if depth > _MAX_DEPTH or len(script) > _MAX_SCRIPT:
+    def _script(self, script: str, depth: int, *, apart: bool = True) -> None:
+        """Read a shell script and note its commands; `apart`: a process of its own runs it."""
+        self._chars += len(script)
+        if depth > _MAX_DEPTH or len(script) > _MAX_SCRIPT or self._chars > _MAX_READ:
             self._unreadable("a script is nested too deeply or too long")
             return
+        here = self._places
+        if apart:
+            self._places = here.apart()
         try:
-            self._statements(list(Lexer(script).tokens()), depth)
+            tokens = list(Lexer(script).tokens())
+            self._hints |= hints(script, tokens)
+            self._statements(tokens, depth)
         except Unreadable as error:
             self._unreadable(str(error))
+        self._places = here
 
     def _statements(self, tokens: Sequence[Token], depth: int) -> None:
         words: list[str | None] = []
-        at = 0
+        at = cases = 0
+        begun = cut = (
+            False  # whether a word that comes now is no keyword any more, and whether some shells ended the command
+        )
         while at < len(tokens):
             item = tokens[at]
             at += 1
-            if isinstance(item, ShellWord):
-                for script in item.scripts:
-                    self._script(script, depth + 1)
+            if isinstance(item, HereText):
+                self._scripts(item.scripts, depth)
+            elif isinstance(item, ShellWord):
+                self._scripts(item.scripts, depth)
+                keyword = not words and not item.quoted and item.text in KEYWORDS
+                self._ambiguous_word(item, keyword=keyword, begun=begun, cut=cut)
+                cases += keyword and item.text == "case"
                 at = self._word(item, words, tokens, at, depth)
-            elif item in HERE_DOCUMENTS:
-                self._unreadable("a script holds a here-document")
-            elif item in REDIRECTIONS:
-                at = self._redirection(tokens, at, depth)
+                begun = begun or not keyword
+            elif item in HERE_DOCUMENTS or item in REDIRECTIONS:
+                cut = cut or item in ENDS_TO_DASH
+                if item in ENDS_TO_DASH and words and (words[0] is None or words[0] in MOVERS):
+                    self._unreadable(f"`{item}` ends a command to some shells")
+                at = self._redirection(item, tokens, at, depth)
+                begun = True
+            elif item == "(" and len(words) == 1 and tokens[at : at + 1] == [")"]:
+                # A function. Its body is read here, and what it is called with is unknown in it.
+                self._places.repeats()
+                words, at, begun, cut = [], at + 1, False, False
             else:
                 if item == "(" and words:
-                    self._unreadable("a script defines a function")
-                self._command(tuple(words), depth)
-                words = []
-        self._command(tuple(words), depth)
+                    self._unreadable("a bracket in a script is not followed")
+                self._end(words, item, depth)
+                words, begun, cut = [], False, False
+                if cases and item in CASE_ENDS:
+                    at = self._patterns(tokens, at, depth)
+        self._end(words, "", depth)
 
-    def _redirection(self, tokens: Sequence[Token], at: int, depth: int) -> int:
+    def _ambiguous_word(self, item: ShellWord, *, keyword: bool, begun: bool, cut: bool) -> None:
+        """Give up where shells read what a word is in different ways."""
+        if item.piped:
+            self._unreadable("`<(…)` and `>(…)` are not followed")
+        if cut:
+            self._unreadable("`&>` in the middle of a command ends it to some shells")
+        if keyword and begun:
+            self._unreadable(f"`{item.text}` behind a redirection or an assignment is no keyword")
+
+    def _end(self, words: Sequence[str | None], operator: str, depth: int) -> None:
+        self._command(tuple(words), depth)
+        self._places.moves(words)
+        self._places.ends(operator)
+
+    def _scripts(self, scripts: Sequence[str], depth: int) -> None:
+        for script in scripts:
+            self._script(script, depth + 1)
+
+    def _redirection(self, operator: str, tokens: Sequence[Token], at: int, depth: int) -> int:
         target = tokens[at] if at < len(tokens) else None
         if not isinstance(target, ShellWord):
             return at
-        for script in target.scripts:
-            self._script(script, depth + 1)
+        self._scripts(target.scripts, depth)
+        mode = MODES.get(operator)
+        if mode is None or (target.text is not None and duplicates(operator, target.text)):
+            return at + 1
+        # Bash takes quotes behind `>&` away in a way of its own.
+        unknown = target.text is None or target.tilde or (operator in DUPLICATING and target.quoted)
+        found = None if unknown else self._places.touched(mode, target.text or "")
+        if found is None:
+            self.anywhere |= set(ACTIONS[mode])
+        elif too_many(self.touches):
+            self._unreadable("it redirects too often")
+        else:
+            self.touches.extend(found)
         return at + 1
 
     def _word(
@@ -259,36 +337,55 @@ class Reading:
         """Take one word of a statement; gives the place to go on from."""
         text = item.text
         if not words and not item.quoted and text is not None:
-            if text in _KEEP_POSITION:
+            if text in REPEATS:
+                self._places.repeats()
+            if text in KEEP_POSITION:
                 return at
-            if text in _UNFOLLOWED:
+            if text in UNFOLLOWED:
                 self._unreadable(f"`{text}` in a script is not followed")
             if text == "[[":
                 return self._skip(tokens, at, ("]]",), depth)
-            if text == "for":
+            if text in {"for", "select"}:
                 return self._skip(tokens, at, ("\n", ";"), depth)
+            if text == "function":
+                # Its name; brackets behind it, if any, are a subshell's that runs nothing.
+                return at + 1
+            if text == "case":
+                return self._patterns(tokens, self._skip(tokens, at, ("in",), depth), depth)
         if words or not _ASSIGNMENT.match(item.prefix):
             words.append(text)
         return at
+
+    def _patterns(self, tokens: Sequence[Token], at: int, depth: int) -> int:
+        """Pass over the patterns of one branch of a `case`, or stop at its end."""
+        while at < len(tokens) and tokens[at] in {"\n", "("}:
+            at += 1
+        first = tokens[at] if at < len(tokens) else None
+        if isinstance(first, ShellWord) and first.text == "esac" and not first.quoted:
+            return at
+        return self._skip(tokens, at, (")",), depth)
 
     def _skip(self, tokens: Sequence[Token], at: int, ends: Sequence[str], depth: int) -> int:
         """Pass over words that are no command, but read what is run to make them."""
         while at < len(tokens):
             item = tokens[at]
             at += 1
+            if isinstance(item, HereText):
+                self._scripts(item.scripts, depth)
+                continue
             if isinstance(item, ShellWord):
-                for script in item.scripts:
-                    self._script(script, depth + 1)
+                self._scripts(item.scripts, depth)
             if (item.text if isinstance(item, ShellWord) else item) in ends:
                 break
         return at
 
 
-def _normal(word: str | None) -> str | None:
-    """A path in the spelling that rules are likely to use."""
-    return posixpath.normpath(word) if word is not None and "/" in word else word
+def redirections(argv: Sequence[str], cwd: str, root: str) -> list[tuple[str, str]]:
+    """The files below a root that the shell scripts in a command open by redirections, as pairs of action and path.
 
-
-def _fill(words: Sequence[str | None], placeholder: str) -> Words:
-    """Words where those that hold a placeholder are unknown."""
-    return tuple(None if word is not None and placeholder in word else word for word in words)
+    Args:
+        argv: words of the command.
+        cwd: absolute directory in which it begins.
+        root: of the workspace.
+    """
+    return opened(Reading(argv).touches, cwd, root)

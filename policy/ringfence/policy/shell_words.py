@@ -6,7 +6,9 @@ Not an interpreter: a word that depends on anything but its own text is *unknown
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import posixpath
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -14,6 +16,7 @@ _OPERATORS: Final = (
     "&>>",
     "<<<",
     "<<-",
+    ";;&",
     "&&",
     "||",
     ";;",
@@ -27,6 +30,14 @@ _OPERATORS: Final = (
     "<&",
     "<<",
 )
+KEEP_POSITION: Final = frozenset(
+    ("if", "then", "elif", "else", "while", "until", "do", "{", "!", "time", "fi", "done", "}", "esac")
+)
+REPEATS: Final = frozenset(("while", "until", "for", "select", "function"))
+UNFOLLOWED: Final = frozenset(("coproc",))
+KEYWORDS: Final = KEEP_POSITION | REPEATS | UNFOLLOWED | {"case", "[["}
+CASE_ENDS: Final = frozenset((";;", ";&", ";;&"))
+ENDS_TO_DASH: Final = frozenset(("&>", "&>>"))
 _SINGLE: Final = frozenset("\n;&|()<>")
 REDIRECTIONS: Final = frozenset((">", "<", ">>", "<>", ">|", "&>", "&>>", ">&", "<&", "<<<"))
 HERE_DOCUMENTS: Final = frozenset(("<<", "<<-"))
@@ -34,6 +45,13 @@ _NAME_START: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUV
 _NAME: Final = _NAME_START | frozenset("0123456789")
 _PARAMETERS: Final = frozenset("0123456789@*#?$!-")
 _GLOBS: Final = frozenset("*?[")
+DUPLICATING: Final = frozenset((">&", "<&"))
+# To bash `>&-` is complete, so `>&-rm` runs `rm`; lines joined by a backslash are one.
+_CLOSED_AND_MORE: Final = re.compile(r"(?:\\\n)*-(?:\\\n)*[^\s;&|()<>]")
+_VARIABLE: Final = re.compile(r"\{[A-Za-z_].*\}", re.ASCII)
+# Two words beside each other are no arithmetic, so some shells run what stands there.
+_TWO_WORDS: Final = re.compile(r"[\w}]\s+[\w$]", re.ASCII)
+_ARITHMETIC: Final = re.compile(r"[\w\s$+\-*/%()<>=!&|^~?:,{}]*", re.ASCII)
 
 
 class Unreadable(Exception):
@@ -49,15 +67,33 @@ class ShellWord:
         prefix: its literal beginning, up to where it becomes unknown.
         quoted: whether any of it was quoted.
         scripts: what is run to make it.
+        piped: whether it stands for a pipe to a command of its own, `<(…)` or `>(…)`.
+        tilde: whether it begins with a `~` that a shell replaces.
     """
 
     text: str | None
     prefix: str
     quoted: bool
     scripts: tuple[str, ...] = ()
+    piped: bool = False
+    tilde: bool = False
 
 
-Token: TypeAlias = ShellWord | str
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HereText:
+    """The texts of the here-documents that begin behind a line.
+
+    Attributes:
+        scripts: what is run to make them.
+    """
+
+    scripts: tuple[str, ...]
+
+
+Words: TypeAlias = tuple[str | None, ...]
+"""Words of a part; None stands for any number of words that can't be known."""
+
+Token: TypeAlias = ShellWord | HereText | str
 
 
 @dataclass(slots=True)
@@ -66,6 +102,7 @@ class _Word:
     prefix: str | None = None
     started: bool = False
     quoted: bool = False
+    piped: bool = False
     special: set[str] = field(default_factory=set[str])
     scripts: list[str] = field(default_factory=list[str])
 
@@ -73,6 +110,15 @@ class _Word:
         self.started = True
         if self.prefix is None:
             self.prefix = "".join(self.text)
+
+    def names_descriptor(self) -> bool:
+        """Whether it is no word but the number of a descriptor, where a redirection stands right behind it."""
+        if self.quoted or self.prefix is not None:
+            return False
+        text = "".join(self.text)
+        if _VARIABLE.fullmatch(text):
+            raise Unreadable("`{NAME}` before a redirection is a word to some shells and none to others")
+        return text.isascii() and text.isdigit()
 
     def finish(self) -> ShellWord:
         text = "".join(self.text)
@@ -85,6 +131,8 @@ class _Word:
             prefix=text if self.prefix is None else self.prefix,
             quoted=self.quoted,
             scripts=tuple(self.scripts),
+            piped=self.piped,
+            tilde="~" in self.special and (self.prefix or text).startswith("~"),
         )
 
 
@@ -94,9 +142,14 @@ class Lexer:
     def __init__(self, script: str) -> None:
         self._script: Final = script
         self._at = 0
+        self._opens = ""
+        self._pending: list[tuple[str, bool, bool]] = []
 
     def tokens(self) -> Iterator[Token]:
-        """Words and operators in order; a digit word right before a redirection is part of it and left out."""
+        """Words and operators in order; a digit word right before a redirection is part of it and left out.
+
+        Texts of here-documents follow the end of the line that opens them.
+        """
         word = _Word()
         script = self._script
         while self._at < len(script):
@@ -106,32 +159,83 @@ class Lexer:
                 if operator in {"<", ">"} and script.startswith("(", self._at):
                     self._process(word)
                     continue
-                if word.started and not (operator[:1] in {"<", ">"} and "".join(word.text).isdigit()):
-                    yield word.finish()
+                if word.started and not (operator[:1] in {"<", ">"} and word.names_descriptor()):
+                    yield self._finished(word)
                 word = _Word()
-                if operator:
-                    yield operator
-                else:
+                if not operator:
                     self._at += 1
+                    continue
+                self._opens = operator if operator in HERE_DOCUMENTS else ""
+                yield operator
+                if operator == "\n" and self._pending:
+                    yield self._here_documents()
             elif char == "#" and not word.started:
                 end = script.find("\n", self._at)
                 self._at = len(script) if end < 0 else end
             else:
                 self._part(word, char)
         if word.started:
-            yield word.finish()
+            yield self._finished(word)
+
+    def expansions(self) -> list[str]:
+        """What is run to make a text, such as that of a here-document, in which no word or quote means anything."""
+        word = _Word()
+        self._expanding(word, "")
+        return word.scripts
+
+    def _finished(self, word: _Word) -> ShellWord:
+        found = word.finish()
+        if self._opens:
+            if found.text is None:
+                raise Unreadable("the end of a here-document is not written out")
+            self._pending.append((found.text, found.quoted, self._opens == "<<-"))
+            self._opens = ""
+        return found
+
+    def _here_documents(self) -> HereText:
+        scripts: list[str] = []
+        for end, quoted, strips in self._pending:
+            lines: list[str] = []
+            while self._at < len(self._script):
+                stop = self._script.find("\n", self._at)
+                stop = len(self._script) if stop < 0 else stop
+                line = self._script[self._at : stop]
+                self._at = stop + 1
+                if (line.lstrip("\t") if strips else line) == end:
+                    break
+                lines.append(line)
+            if quoted:
+                continue
+            if any(line.endswith("\\") for line in lines):
+                # The shell joins such lines before it looks for the end.
+                raise Unreadable("a line of a here-document goes on in the next")
+            scripts.extend(Lexer("\n".join(lines)).expansions())
+        self._pending.clear()
+        return HereText(scripts=tuple(scripts))
 
     def _operator(self) -> str:
         for operator in _OPERATORS:
             if self._script.startswith(operator, self._at):
                 self._at += len(operator)
+                if operator in DUPLICATING and _CLOSED_AND_MORE.match(self._script, self._at):
+                    raise Unreadable(f"`{operator}-` with more right behind it is two words to some shells")
                 return operator
         self._at += 1
+        if self._script[self._at - 1] in "<>" and self._script.startswith("\\\n", self._at):
+            raise Unreadable("an operator is split over two lines")
         return self._script[self._at - 1]
 
     def _process(self, word: _Word) -> None:
         word.unknown()
-        word.scripts.append(self._balanced("(", ")"))
+        word.piped = True
+        word.scripts.append(self._inner_script())
+
+    def _inner_script(self) -> str:
+        inner = self._balanced("(", ")")
+        if "<<" in inner.replace("<<<", "") and not inner.startswith("("):
+            # Where its text ends decides where the bracket does.
+            raise Unreadable("a here-document within `$(…)` is not followed")
+        return inner
 
     def _part(self, word: _Word, char: str) -> None:
         if char == "\\":
@@ -168,13 +272,17 @@ class Lexer:
 
     def _double(self, word: _Word) -> None:
         self._at += 1
+        self._expanding(word, '"')
+
+    def _expanding(self, word: _Word, end: str) -> None:
+        """Text in which only `$`, backticks and backslashes mean something, up to a quote or to the end of all."""
         while self._at < len(self._script):
             char = self._script[self._at]
-            if char == '"':
+            if char == end:
                 self._at += 1
                 return
             if char == "$":
-                self._dollar(word)
+                self._dollar(word, quoted=True)
             elif char == "`":
                 self._backtick(word)
             elif char == "\\" and self._script[self._at + 1 : self._at + 2] in {"$", "`", '"', "\\", "\n"}:
@@ -183,16 +291,19 @@ class Lexer:
             else:
                 word.text.append(char)
                 self._at += 1
-        raise Unreadable("a quote is not closed")
+        if end:
+            raise Unreadable("a quote is not closed")
 
-    def _dollar(self, word: _Word) -> None:
+    def _dollar(self, word: _Word, *, quoted: bool = False) -> None:
         self._at += 1
         following = self._script[self._at : self._at + 1]
         if following == "(":
-            word.scripts.append(self._balanced("(", ")"))
+            inner = self._inner_script()
+            if not _is_arithmetic(inner):
+                word.scripts.append(inner)
         elif following == "{":
-            self._braced()
-        elif following == "'":
+            self._braced(quoted=quoted)
+        elif following == "'" and not quoted:
             # C-like escapes can spell any program, so the word counts as unknown.
             self._ansi()
         elif following and following in _NAME_START:
@@ -200,10 +311,11 @@ class Lexer:
                 self._at += 1
         elif following and following in _PARAMETERS:
             self._at += 1
-        elif following != '"':
-            word.text.append("$")
-            return
         else:
+            word.text.append("$")
+            if not quoted and following == '"':
+                # To bash a text that is to be translated, to dash a `$` and a text.
+                word.unknown()
             return
         word.unknown()
 
@@ -223,13 +335,19 @@ class Lexer:
     def _ansi(self) -> None:
         at = self._at + 1
         while at < len(self._script) and self._script[at] != "'":
+            if self._script.startswith("\\'", at):
+                # A shell that doesn't know this form ends the text here.
+                raise Unreadable("a quote within `$'…'` is not followed")
             at += 2 if self._script[at] == "\\" else 1
         if at >= len(self._script):
             raise Unreadable("a quote is not closed")
         self._at = at + 1
 
-    def _braced(self) -> None:
+    def _braced(self, *, quoted: bool) -> None:
         inner = self._balanced("{", "}")
+        if quoted and "'" in inner:
+            # Within double quotes it is a letter like any other, and the bracket may end elsewhere.
+            raise Unreadable("a quote within an expansion is not followed")
         if "$(" in inner or "`" in inner or "<(" in inner or ">(" in inner:
             raise Unreadable("an expansion runs a command")
 
@@ -258,3 +376,25 @@ class Lexer:
         if at >= len(self._script):
             raise Unreadable("a quote is not closed")
         return at + 1
+
+
+def _is_arithmetic(inner: str) -> bool:
+    """Whether the inside of `$(…)` is that of `$((…))`, in which nothing is run."""
+    if not (inner.startswith("(") and inner.endswith(")")) or "$(" in inner:
+        return False
+    return _ARITHMETIC.fullmatch(inner) is not None and _TWO_WORDS.search(inner) is None
+
+
+def normal(word: str | None) -> str | None:
+    """A path in the spelling that rules are likely to use."""
+    return posixpath.normpath(word) if word is not None and "/" in word else word
+
+
+def fill(words: Sequence[str | None], placeholder: str) -> Words:
+    """Words where those that hold a placeholder are unknown."""
+    return tuple(None if word is not None and placeholder in word else word for word in words)
+
+
+def is_input(word: str | None) -> bool:
+    """Whether a script's name may be that of an open descriptor."""
+    return word is None or word == "-" or word.startswith(("/dev/", "/proc/"))

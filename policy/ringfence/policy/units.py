@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final
 
 _SIZE: Final = re.compile(r"([0-9]{1,12})(\.[0-9]{1,3})?(Ki|Mi|Gi|Ti|k|K|M|G|T)?B?", re.ASCII)
@@ -59,6 +60,14 @@ def parse_count(text: str) -> float | None:
     if found is None:
         return None
     return round(float(found[1] + (found[2] or "")) * _COUNTS[found[3] or ""], 6)
+
+
+def parse_amount(text: str) -> Decimal | None:
+    """As `parse_count`, exactly."""
+    found = _COUNT.fullmatch(text)
+    if found is None:
+        return None
+    return Decimal(found[1] + (found[2] or "")) * Decimal(_COUNTS[found[3] or ""])
 
 
 def parse_total(total: str, text: str) -> float | None:

@@ -29,7 +29,7 @@ from ringfence.policy.rules import Rule, compile_rule_pattern
 from ringfence.policy.schedule import zone as find_zone
 from ringfence.policy.strict_yaml import Items, Node, Scalar
 from ringfence.policy.types import Verdict
-from ringfence.policy.units import TOTALS, parse_count
+from ringfence.policy.units import TOTALS, parse_amount
 
 KEYS: Final = {
     "when": ("action", "resource", "if", "then", "require"),
@@ -48,12 +48,12 @@ FACTS: Final = ("tainted",)
 READS: Final = frozenset(
     (
         *("fs.read", "fs.list", "fs.stat", "fs.search", "http.get", "http.head", "sql.read"),
-        *("state.get", "memory.search", "artifacts.get", "messages.receive"),
+        *("state.get", "memory.search", "artifacts.get", "messages.receive", "object.get", "object.list"),
     )
 )
 """Actions that read something whose age and version is known."""
 
-DECLARED: Final = ("http", "sql", "llm")
+DECLARED: Final = ("http", "sql", "llm", "object", "mcp", "a2a")
 """Families of actions whose resources have an environment."""
 
 MADE: Final = ("fs", "state", "sql.write")
@@ -175,7 +175,7 @@ def _tests(reader: Reader, node: Node, what: str, action: str) -> tuple[Test, ..
 def _only(reader: Reader, node: Node, action: str, families: Sequence[str], what: str) -> None:
     """Refuse a test that can't hold, or always would, for it is about other actions."""
     found = {known for known in KNOWN_ACTIONS if action and match_action(action, known)}
-    meant = found | {known.partition(".")[0] for known in found}
+    meant = found | {known.partition(".")[0] for known in (*found, action)}
     if action and not meant.intersection(families):
         shown = ", ".join(f"`{name}`" if "." in name else f"`{name}.*`" for name in families)
         reader.wrong(node, f"only resources of {shown} {what}, not those of `{action}`", "name one of these")
@@ -252,7 +252,7 @@ def _amount(reader: Reader, node: Node, what: str) -> Test | None:
     if pointer is not None and _POINTER.fullmatch(pointer) is None:
         reader.wrong(fields["field"][1], f"`{pointer}` is no place among arguments", "write `/json/amount`")
     value = fields["over"][1]
-    over = parse_count(value.text) if isinstance(value, Scalar) else None
+    over = parse_amount(value.text) if isinstance(value, Scalar) else None
     if over is None:
         reader.wrong(value, f"`{what}.over` is no number", "write one such as `100` or `2.50`")
     return None if pointer is None or over is None else Amount(field=pointer, over=over)

@@ -507,6 +507,7 @@ class GrantRequest(_message.Message):
     RULE_FIELD_NUMBER: _builtins.int
     EXPIRES_MS_FIELD_NUMBER: _builtins.int
     USES_FIELD_NUMBER: _builtins.int
+    DENY_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """Id or name."""
     rule: _builtins.str
@@ -515,6 +516,8 @@ class GrantRequest(_message.Message):
     """Life in milliseconds. 0: no end."""
     uses: _builtins.int
     """How often it may be used. 0: any number."""
+    deny: _builtins.bool
+    """Whether the rule denies. Then `uses` has to be 0."""
     def __init__(
         self,
         *,
@@ -522,10 +525,11 @@ class GrantRequest(_message.Message):
         rule: _builtins.str = ...,
         expires_ms: _builtins.int = ...,
         uses: _builtins.int = ...,
+        deny: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "expires_ms", b"expires_ms", "rule", b"rule", "uses", b"uses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "deny", b"deny", "expires_ms", b"expires_ms", "rule", b"rule", "uses", b"uses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -632,31 +636,39 @@ class PrunePointsRequest(_message.Message):
     AGENT_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
     OLDER_THAN_MS_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
     agent: _builtins.str
     """Id or name."""
     keep: _builtins.int
     """How many of the newest stay. Absent: by age."""
     older_than_ms: _builtins.int
     """Those taken longer ago go, in milliseconds. Absent: by number; neither: as for agents that ended."""
+    size_bytes: _builtins.int
+    """How many bytes the newest may take. Absent: any."""
     def __init__(
         self,
         *,
         agent: _builtins.str = ...,
         keep: _builtins.int | None = ...,
         older_than_ms: _builtins.int | None = ...,
+        size_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep", b"_keep", "_older_than_ms", b"_older_than_ms", "keep", b"keep", "older_than_ms", b"older_than_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep", b"_keep", "_older_than_ms", b"_older_than_ms", "_size_bytes", b"_size_bytes", "keep", b"keep", "older_than_ms", b"older_than_ms", "size_bytes", b"size_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep", b"_keep", "_older_than_ms", b"_older_than_ms", "agent", b"agent", "keep", b"keep", "older_than_ms", b"older_than_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep", b"_keep", "_older_than_ms", b"_older_than_ms", "_size_bytes", b"_size_bytes", "agent", b"agent", "keep", b"keep", "older_than_ms", b"older_than_ms", "size_bytes", b"size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__keep: _TypeAlias = _typing.Literal["keep"]  # noqa: Y015
     _WhichOneofArgType__keep: _TypeAlias = _typing.Literal["_keep", b"_keep"]  # noqa: Y015
     _WhichOneofReturnType__older_than_ms: _TypeAlias = _typing.Literal["older_than_ms"]  # noqa: Y015
     _WhichOneofArgType__older_than_ms: _TypeAlias = _typing.Literal["_older_than_ms", b"_older_than_ms"]  # noqa: Y015
+    _WhichOneofReturnType__size_bytes: _TypeAlias = _typing.Literal["size_bytes"]  # noqa: Y015
+    _WhichOneofArgType__size_bytes: _TypeAlias = _typing.Literal["_size_bytes", b"_size_bytes"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__keep) -> _WhichOneofReturnType__keep | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__older_than_ms) -> _WhichOneofReturnType__older_than_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__size_bytes) -> _WhichOneofReturnType__size_bytes | None: ...
 
 Global___PrunePointsRequest: _TypeAlias = PrunePointsRequest  # noqa: Y015
 
@@ -697,6 +709,36 @@ class RollbackRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RollbackRequest: _TypeAlias = RollbackRequest  # noqa: Y015
+
+@_typing.final
+class RollbackAllRequest(_message.Message):
+    """Puts back what all agents did after a time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TO_FIELD_NUMBER: _builtins.int
+    PREVIEW_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    to: _builtins.str
+    """A time in RFC 3339."""
+    preview: _builtins.bool
+    """Says only what it would do."""
+    start: _builtins.bool
+    """Starts the agents afterwards."""
+    def __init__(
+        self,
+        *,
+        to: _builtins.str = ...,
+        preview: _builtins.bool = ...,
+        start: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["preview", b"preview", "start", b"start", "to", b"to"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollbackAllRequest: _TypeAlias = RollbackAllRequest  # noqa: Y015
 
 @_typing.final
 class ForkRequest(_message.Message):
@@ -1178,3 +1220,149 @@ class DenyRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DenyRequest: _TypeAlias = DenyRequest  # noqa: Y015
+
+@_typing.final
+class McpServersRequest(_message.Message):
+    """Asks for the declared MCP servers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpServersRequest: _TypeAlias = McpServersRequest  # noqa: Y015
+
+@_typing.final
+class McpLookRequest(_message.Message):
+    """Asks for the tools of one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    TOOL_FIELD_NUMBER: _builtins.int
+    LOOK_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    """Name of the server."""
+    tool: _builtins.str
+    """Name of one tool. Empty: all."""
+    look: _builtins.bool
+    """Whether to ask the server first."""
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+        tool: _builtins.str = ...,
+        look: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["look", b"look", "server", b"server", "tool", b"tool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpLookRequest: _TypeAlias = McpLookRequest  # noqa: Y015
+
+@_typing.final
+class McpAcceptRequest(_message.Message):
+    """Takes a definition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    TOOL_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    """Name of the server."""
+    tool: _builtins.str
+    """Name of the tool."""
+    hash: _builtins.str
+    """Hash of the definition that the operator has seen. Empty: the one that is offered."""
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+        tool: _builtins.str = ...,
+        hash: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash", b"hash", "server", b"server", "tool", b"tool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpAcceptRequest: _TypeAlias = McpAcceptRequest  # noqa: Y015
+
+@_typing.final
+class A2aPeersRequest(_message.Message):
+    """Asks for the declared agents elsewhere."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___A2aPeersRequest: _TypeAlias = A2aPeersRequest  # noqa: Y015
+
+@_typing.final
+class A2aCardLookRequest(_message.Message):
+    """Asks for the card of one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    LOOK_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """Its name."""
+    look: _builtins.bool
+    """Whether to ask it first."""
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        look: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["look", b"look", "peer", b"peer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___A2aCardLookRequest: _TypeAlias = A2aCardLookRequest  # noqa: Y015
+
+@_typing.final
+class A2aAcceptRequest(_message.Message):
+    """Takes a card."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """Its name."""
+    hash: _builtins.str
+    """Hash of the card that the operator has seen. Empty: the one that is shown."""
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        hash: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash", b"hash", "peer", b"peer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___A2aAcceptRequest: _TypeAlias = A2aAcceptRequest  # noqa: Y015

@@ -930,6 +930,47 @@ class ExecRunResponse(_message.Message):
 Global___ExecRunResponse: _TypeAlias = ExecRunResponse  # noqa: Y015
 
 @_typing.final
+class WorkspaceCommitRequest(_message.Message):
+    """Arguments of workspace.commit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkspaceCommitRequest: _TypeAlias = WorkspaceCommitRequest  # noqa: Y015
+
+@_typing.final
+class WorkspaceCommitResponse(_message.Message):
+    """Result of workspace.commit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def changed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Paths changed, as applied to the workspace."""
+
+    def __init__(
+        self,
+        *,
+        changed: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkspaceCommitResponse: _TypeAlias = WorkspaceCommitResponse  # noqa: Y015
+
+@_typing.final
 class HttpGetRequest(_message.Message):
     """Arguments of http.get."""
 
@@ -1547,6 +1588,26 @@ class LlmCompleteRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class HeadersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MODEL_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
@@ -1559,6 +1620,9 @@ class LlmCompleteRequest(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     TOP_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    API_FIELD_NUMBER: _builtins.int
+    EXTRA_FIELD_NUMBER: _builtins.int
+    HEADERS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Name of the model."""
     max_tokens: _builtins.int
@@ -1573,6 +1637,8 @@ class LlmCompleteRequest(_message.Message):
     """Nucleus sampling. Unset: the model's."""
     seed: _builtins.int
     """Seed of the sampling."""
+    api: _builtins.str
+    """Wire format of a request that is passed on: `chat`, `responses` or `messages`. Empty: that of the fields above."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_struct_pb2.Value]:
         """Messages as the host's protocol has them: `role`, `content` and what else it knows."""
@@ -1593,6 +1659,14 @@ class LlmCompleteRequest(_message.Message):
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts that end the reply."""
 
+    @_builtins.property
+    def extra(self) -> _struct_pb2.Value:
+        """The rest of such a request, as the program wrote it: an object."""
+
+    @_builtins.property
+    def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Its headers that go along, such as `anthropic-version`."""
+
     def __init__(
         self,
         *,
@@ -1608,10 +1682,13 @@ class LlmCompleteRequest(_message.Message):
         stop: _abc.Iterable[_builtins.str] | None = ...,
         top_p: _builtins.float | None = ...,
         seed: _builtins.int | None = ...,
+        api: _builtins.str = ...,
+        extra: _struct_pb2.Value | None = ...,
+        headers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "response_format", b"response_format", "seed", b"seed", "temperature", b"temperature", "tool_choice", b"tool_choice", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "extra", b"extra", "response_format", b"response_format", "seed", b"seed", "temperature", b"temperature", "tool_choice", b"tool_choice", "top_p", b"top_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "max_tokens", b"max_tokens", "messages", b"messages", "model", b"model", "resource", b"resource", "response_format", b"response_format", "seed", b"seed", "stop", b"stop", "stream", b"stream", "temperature", b"temperature", "tool_choice", b"tool_choice", "tools", b"tools", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "_temperature", b"_temperature", "_top_p", b"_top_p", "api", b"api", "extra", b"extra", "headers", b"headers", "max_tokens", b"max_tokens", "messages", b"messages", "model", b"model", "resource", b"resource", "response_format", b"response_format", "seed", b"seed", "stop", b"stop", "stream", b"stream", "temperature", b"temperature", "tool_choice", b"tool_choice", "tools", b"tools", "top_p", b"top_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
@@ -1646,6 +1723,7 @@ class LlmCompleteResponse(_message.Message):
     PAGED_FIELD_NUMBER: _builtins.int
     COUNTED_TOKENS_FIELD_NUMBER: _builtins.int
     TOKENIZER_FIELD_NUMBER: _builtins.int
+    REPLY_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text of the reply."""
     finish_reason: _builtins.str
@@ -1674,6 +1752,10 @@ class LlmCompleteResponse(_message.Message):
     def paged(self) -> _containers.RepeatedCompositeFieldContainer[Global___PagedResult]:
         """Results of tools that left the prompt so that it fits, oldest first; each can be read with artifacts.get."""
 
+    @_builtins.property
+    def reply(self) -> _struct_pb2.Value:
+        """The host's own document of a request that was passed on; `text` and `message` are left out then."""
+
     def __init__(
         self,
         *,
@@ -1689,10 +1771,11 @@ class LlmCompleteResponse(_message.Message):
         paged: _abc.Iterable[Global___PagedResult] | None = ...,
         counted_tokens: _builtins.int = ...,
         tokenizer: _builtins.str = ...,
+        reply: _struct_pb2.Value | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "reply", b"reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "cost_usd", b"cost_usd", "counted_tokens", b"counted_tokens", "estimated", b"estimated", "finish_reason", b"finish_reason", "message", b"message", "model", b"model", "paged", b"paged", "prompt_tokens", b"prompt_tokens", "resource", b"resource", "text", b"text", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_tokens", b"completion_tokens", "cost_usd", b"cost_usd", "counted_tokens", b"counted_tokens", "estimated", b"estimated", "finish_reason", b"finish_reason", "message", b"message", "model", b"model", "paged", b"paged", "prompt_tokens", b"prompt_tokens", "reply", b"reply", "resource", b"resource", "text", b"text", "tokenizer", b"tokenizer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2502,6 +2585,70 @@ class MessagesSendResponse(_message.Message):
 Global___MessagesSendResponse: _TypeAlias = MessagesSendResponse  # noqa: Y015
 
 @_typing.final
+class TasksUpdateRequest(_message.Message):
+    """Arguments of tasks.update."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    JSON_FIELD_NUMBER: _builtins.int
+    ARTIFACT_FIELD_NUMBER: _builtins.int
+    task: _builtins.str
+    """Id of the task, as the message that began it says."""
+    state: _builtins.str
+    """`working`, `input-required`, `auth-required`, `completed`, `failed` or `rejected`. Empty: as it was."""
+    text: _builtins.str
+    """What is told, or the result, as text."""
+    artifact: _builtins.str
+    """Name of the result. Empty: what is told is no result."""
+    @_builtins.property
+    def json(self) -> _struct_pb2.Value:
+        """The same as a JSON value."""
+
+    def __init__(
+        self,
+        *,
+        task: _builtins.str = ...,
+        state: _builtins.str = ...,
+        text: _builtins.str | None = ...,
+        json: _struct_pb2.Value | None = ...,
+        artifact: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "json", b"json", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_text", b"_text", "artifact", b"artifact", "json", b"json", "state", b"state", "task", b"task", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__text: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
+    _WhichOneofArgType__text: _TypeAlias = _typing.Literal["_text", b"_text"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__text) -> _WhichOneofReturnType__text | None: ...
+
+Global___TasksUpdateRequest: _TypeAlias = TasksUpdateRequest  # noqa: Y015
+
+@_typing.final
+class TasksUpdateResponse(_message.Message):
+    """Result of tasks.update."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    state: _builtins.str
+    """State of the task after it."""
+    def __init__(
+        self,
+        *,
+        state: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TasksUpdateResponse: _TypeAlias = TasksUpdateResponse  # noqa: Y015
+
+@_typing.final
 class SpawnRequest(_message.Message):
     """Arguments of spawn. Together they are the child's manifest."""
 
@@ -3074,6 +3221,788 @@ class ArtifactsGetResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ArtifactsGetResponse: _TypeAlias = ArtifactsGetResponse  # noqa: Y015
+
+@_typing.final
+class ObjectInfo(_message.Message):
+    """One object of a list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECT_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    MODIFIED_AT_FIELD_NUMBER: _builtins.int
+    object: _builtins.str
+    """Its name: `NAME/KEY`, the resource and the key in it."""
+    size_bytes: _builtins.int
+    """Size in bytes."""
+    version: _builtins.str
+    """Changes whenever its content does."""
+    modified_at: _builtins.str
+    """When it was changed last, RFC 3339 UTC. Empty: not known."""
+    def __init__(
+        self,
+        *,
+        object: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        version: _builtins.str = ...,
+        modified_at: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["modified_at", b"modified_at", "object", b"object", "size_bytes", b"size_bytes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectInfo: _TypeAlias = ObjectInfo  # noqa: Y015
+
+@_typing.final
+class ObjectListRequest(_message.Message):
+    """Arguments of object.list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREFIX_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    prefix: _builtins.str
+    """Resource, or `NAME/PREFIX`: whole components of keys, with all beneath."""
+    after: _builtins.str
+    """Only objects whose name comes after this one."""
+    limit: _builtins.int
+    """Most objects; 0: 1000."""
+    def __init__(
+        self,
+        *,
+        prefix: _builtins.str = ...,
+        after: _builtins.str = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "limit", b"limit", "prefix", b"prefix"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectListRequest: _TypeAlias = ObjectListRequest  # noqa: Y015
+
+@_typing.final
+class ObjectListResponse(_message.Message):
+    """Result of object.list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
+    truncated: _builtins.bool
+    """Whether there are more behind the last one."""
+    @_builtins.property
+    def objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___ObjectInfo]:
+        """Objects in the order of their keys, without those that the agent may not list."""
+
+    def __init__(
+        self,
+        *,
+        objects: _abc.Iterable[Global___ObjectInfo] | None = ...,
+        truncated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["objects", b"objects", "truncated", b"truncated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectListResponse: _TypeAlias = ObjectListResponse  # noqa: Y015
+
+@_typing.final
+class ObjectGetRequest(_message.Message):
+    """Arguments of object.get."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECT_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    IF_VERSION_FIELD_NUMBER: _builtins.int
+    object: _builtins.str
+    """`NAME/KEY`."""
+    offset: _builtins.int
+    """First byte to return."""
+    limit: _builtins.int
+    """Most bytes to return; 0: as many as one call can carry."""
+    if_version: _builtins.str
+    """Version that it must have. Empty: any."""
+    def __init__(
+        self,
+        *,
+        object: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        limit: _builtins.int = ...,
+        if_version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["if_version", b"if_version", "limit", b"limit", "object", b"object", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectGetRequest: _TypeAlias = ObjectGetRequest  # noqa: Y015
+
+@_typing.final
+class ObjectGetResponse(_message.Message):
+    """Result of object.get."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DATA_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CONTENT_TYPE_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    MODIFIED_AT_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """Bytes from `offset`."""
+    size_bytes: _builtins.int
+    """Size of the whole object."""
+    version: _builtins.str
+    """Its version."""
+    content_type: _builtins.str
+    """Its content type."""
+    modified_at: _builtins.str
+    """When it was changed last, RFC 3339 UTC. Empty: not known."""
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What else belongs to it, by name."""
+
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        size_bytes: _builtins.int = ...,
+        version: _builtins.str = ...,
+        content_type: _builtins.str = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        modified_at: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_type", b"content_type", "data", b"data", "metadata", b"metadata", "modified_at", b"modified_at", "size_bytes", b"size_bytes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectGetResponse: _TypeAlias = ObjectGetResponse  # noqa: Y015
+
+@_typing.final
+class ObjectPutRequest(_message.Message):
+    """Arguments of object.put."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    OBJECT_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    CONTENT_TYPE_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    IF_VERSION_FIELD_NUMBER: _builtins.int
+    object: _builtins.str
+    """`NAME/KEY`."""
+    data: _builtins.bytes
+    """Content."""
+    content_type: _builtins.str
+    """Content type. Empty: `application/octet-stream`."""
+    if_version: _builtins.str
+    """Version that has to stand there. Empty: any, or none."""
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Metadata, by name in lower case. What stood there loses its own."""
+
+    def __init__(
+        self,
+        *,
+        object: _builtins.str = ...,
+        data: _builtins.bytes = ...,
+        content_type: _builtins.str = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        if_version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content_type", b"content_type", "data", b"data", "if_version", b"if_version", "metadata", b"metadata", "object", b"object"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectPutRequest: _TypeAlias = ObjectPutRequest  # noqa: Y015
+
+@_typing.final
+class ObjectPutResponse(_message.Message):
+    """Result of object.put."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """Its version."""
+    size_bytes: _builtins.int
+    """Its size in bytes."""
+    created: _builtins.bool
+    """Whether nothing stood there before."""
+    def __init__(
+        self,
+        *,
+        version: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        created: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "size_bytes", b"size_bytes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectPutResponse: _TypeAlias = ObjectPutResponse  # noqa: Y015
+
+@_typing.final
+class ObjectDeleteRequest(_message.Message):
+    """Arguments of object.delete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECT_FIELD_NUMBER: _builtins.int
+    IF_VERSION_FIELD_NUMBER: _builtins.int
+    object: _builtins.str
+    """`NAME/KEY`."""
+    if_version: _builtins.str
+    """Version that has to stand there. Empty: any."""
+    def __init__(
+        self,
+        *,
+        object: _builtins.str = ...,
+        if_version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["if_version", b"if_version", "object", b"object"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectDeleteRequest: _TypeAlias = ObjectDeleteRequest  # noqa: Y015
+
+@_typing.final
+class ObjectDeleteResponse(_message.Message):
+    """Result of object.delete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    size_bytes: _builtins.int
+    """Size of what was removed, in bytes."""
+    version: _builtins.str
+    """Version of what was removed."""
+    def __init__(
+        self,
+        *,
+        size_bytes: _builtins.int = ...,
+        version: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["size_bytes", b"size_bytes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObjectDeleteResponse: _TypeAlias = ObjectDeleteResponse  # noqa: Y015
+
+@_typing.final
+class McpCallRequest(_message.Message):
+    """Arguments of mcp.call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    TOOL_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    """Name of the declared server."""
+    tool: _builtins.str
+    """Name of the tool, as the server lists it."""
+    @_builtins.property
+    def arguments(self) -> _struct_pb2.Value:
+        """Its arguments: a JSON object. Unset: none."""
+
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+        tool: _builtins.str = ...,
+        arguments: _struct_pb2.Value | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "server", b"server", "tool", b"tool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpCallRequest: _TypeAlias = McpCallRequest  # noqa: Y015
+
+@_typing.final
+class McpCallResponse(_message.Message):
+    """Result of mcp.call: what the tool answered, without the operator's credentials."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENT_FIELD_NUMBER: _builtins.int
+    STRUCTURED_FIELD_NUMBER: _builtins.int
+    IS_ERROR_FIELD_NUMBER: _builtins.int
+    is_error: _builtins.bool
+    """Whether the tool itself says that it failed."""
+    @_builtins.property
+    def content(self) -> _struct_pb2.ListValue:
+        """Blocks of content, each as the protocol has them: text, image, audio, resource, link."""
+
+    @_builtins.property
+    def structured(self) -> _struct_pb2.Value:
+        """The answer as data, where the tool gives it."""
+
+    def __init__(
+        self,
+        *,
+        content: _struct_pb2.ListValue | None = ...,
+        structured: _struct_pb2.Value | None = ...,
+        is_error: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "structured", b"structured"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "is_error", b"is_error", "structured", b"structured"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpCallResponse: _TypeAlias = McpCallResponse  # noqa: Y015
+
+@_typing.final
+class McpToolsRequest(_message.Message):
+    """Arguments of mcp.tools."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    """Name of the declared server."""
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpToolsRequest: _TypeAlias = McpToolsRequest  # noqa: Y015
+
+@_typing.final
+class McpToolsResponse(_message.Message):
+    """Result of mcp.tools."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOLS_FIELD_NUMBER: _builtins.int
+    WITHHELD_FIELD_NUMBER: _builtins.int
+    withheld: _builtins.int
+    """Tools that no rule lets the agent call, or whose names no rule can say."""
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___McpTool]:
+        """Tools in the order of their names, with the definitions that were taken."""
+
+    def __init__(
+        self,
+        *,
+        tools: _abc.Iterable[Global___McpTool] | None = ...,
+        withheld: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tools", b"tools", "withheld", b"withheld"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpToolsResponse: _TypeAlias = McpToolsResponse  # noqa: Y015
+
+@_typing.final
+class McpTool(_message.Message):
+    """One tool of a server."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    INPUT_SCHEMA_FIELD_NUMBER: _builtins.int
+    OUTPUT_SCHEMA_FIELD_NUMBER: _builtins.int
+    EFFECT_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name."""
+    title: _builtins.str
+    """Title for people; empty: it has none."""
+    description: _builtins.str
+    """What the server says that it does."""
+    effect: _builtins.str
+    """What a call counts as: `READ`, `EXTERNAL` or `DESTROY`."""
+    changed: _builtins.bool
+    """Whether the server defines it in another way by now, so that calls wait for an operator."""
+    @_builtins.property
+    def input_schema(self) -> _struct_pb2.Value:
+        """JSON Schema of its arguments."""
+
+    @_builtins.property
+    def output_schema(self) -> _struct_pb2.Value:
+        """JSON Schema of its structured answer. Unset: it says none."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        title: _builtins.str = ...,
+        description: _builtins.str = ...,
+        input_schema: _struct_pb2.Value | None = ...,
+        output_schema: _struct_pb2.Value | None = ...,
+        effect: _builtins.str = ...,
+        changed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input_schema", b"input_schema", "output_schema", b"output_schema"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "description", b"description", "effect", b"effect", "input_schema", b"input_schema", "name", b"name", "output_schema", b"output_schema", "title", b"title"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpTool: _TypeAlias = McpTool  # noqa: Y015
+
+@_typing.final
+class A2aSendRequest(_message.Message):
+    """Arguments of a2a.send."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    JSON_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    SKILL_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """Name of the declared agent."""
+    text: _builtins.str
+    """What is said. Empty: only `json` is."""
+    task: _builtins.str
+    """Task that goes on with it. Empty: one begins."""
+    context: _builtins.str
+    """What it belongs to, as an earlier answer named it. Empty: something new."""
+    skill: _builtins.str
+    """Which skill of the card it is for. Empty: the agent finds out."""
+    @_builtins.property
+    def json(self) -> _struct_pb2.Value:
+        """The same as data. Unset: only `text` is."""
+
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        text: _builtins.str = ...,
+        json: _struct_pb2.Value | None = ...,
+        task: _builtins.str = ...,
+        context: _builtins.str = ...,
+        skill: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["json", b"json"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "json", b"json", "peer", b"peer", "skill", b"skill", "task", b"task", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___A2aSendRequest: _TypeAlias = A2aSendRequest  # noqa: Y015
+
+@_typing.final
+class A2aSendResponse(_message.Message):
+    """Result of a2a.send."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ARTIFACTS_FIELD_NUMBER: _builtins.int
+    task: _builtins.str
+    """Id of the task. Empty: the agent answered by a message, and there is none."""
+    context: _builtins.str
+    """Id of what it belongs to, as the agent names it."""
+    state: _builtins.str
+    """`submitted`, `working`, `input-required`, `auth-required`, `completed`, `failed`, `canceled` or `rejected`; empty where there is no task."""
+    @_builtins.property
+    def message(self) -> _struct_pb2.Value:
+        """What the agent said last, as the protocol has a message. Unset: nothing."""
+
+    @_builtins.property
+    def artifacts(self) -> _struct_pb2.ListValue:
+        """Results, each as the protocol has an artifact."""
+
+    def __init__(
+        self,
+        *,
+        task: _builtins.str = ...,
+        context: _builtins.str = ...,
+        state: _builtins.str = ...,
+        message: _struct_pb2.Value | None = ...,
+        artifacts: _struct_pb2.ListValue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "context", b"context", "message", b"message", "state", b"state", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___A2aSendResponse: _TypeAlias = A2aSendResponse  # noqa: Y015
+
+@_typing.final
+class A2aGetRequest(_message.Message):
+    """Arguments of a2a.get."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """Name of the declared agent."""
+    task: _builtins.str
+    """Id of the task, as a2a.send returned it."""
+    wait_ms: _builtins.int
+    """Milliseconds to wait for its end, or until it needs something. 0: not at all."""
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        task: _builtins.str = ...,
+        wait_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "task", b"task", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___A2aGetRequest: _TypeAlias = A2aGetRequest  # noqa: Y015
+
+@_typing.final
+class A2aGetResponse(_message.Message):
+    """Result of a2a.get."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ARTIFACTS_FIELD_NUMBER: _builtins.int
+    task: _builtins.str
+    """Id of the task. Empty: the agent answered by a message, and there is none."""
+    context: _builtins.str
+    """Id of what it belongs to, as the agent names it."""
+    state: _builtins.str
+    """`submitted`, `working`, `input-required`, `auth-required`, `completed`, `failed`, `canceled` or `rejected`; empty where there is no task."""
+    @_builtins.property
+    def message(self) -> _struct_pb2.Value:
+        """What the agent said last, as the protocol has a message. Unset: nothing."""
+
+    @_builtins.property
+    def artifacts(self) -> _struct_pb2.ListValue:
+        """Results, each as the protocol has an artifact."""
+
+    def __init__(
+        self,
+        *,
+        task: _builtins.str = ...,
+        context: _builtins.str = ...,
+        state: _builtins.str = ...,
+        message: _struct_pb2.Value | None = ...,
+        artifacts: _struct_pb2.ListValue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "context", b"context", "message", b"message", "state", b"state", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___A2aGetResponse: _TypeAlias = A2aGetResponse  # noqa: Y015
+
+@_typing.final
+class A2aCancelRequest(_message.Message):
+    """Arguments of a2a.cancel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """Name of the declared agent."""
+    task: _builtins.str
+    """Id of the task, as a2a.send returned it."""
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        task: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___A2aCancelRequest: _TypeAlias = A2aCancelRequest  # noqa: Y015
+
+@_typing.final
+class A2aCancelResponse(_message.Message):
+    """Result of a2a.cancel."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    ARTIFACTS_FIELD_NUMBER: _builtins.int
+    task: _builtins.str
+    """Id of the task. Empty: the agent answered by a message, and there is none."""
+    context: _builtins.str
+    """Id of what it belongs to, as the agent names it."""
+    state: _builtins.str
+    """`submitted`, `working`, `input-required`, `auth-required`, `completed`, `failed`, `canceled` or `rejected`; empty where there is no task."""
+    @_builtins.property
+    def message(self) -> _struct_pb2.Value:
+        """What the agent said last, as the protocol has a message. Unset: nothing."""
+
+    @_builtins.property
+    def artifacts(self) -> _struct_pb2.ListValue:
+        """Results, each as the protocol has an artifact."""
+
+    def __init__(
+        self,
+        *,
+        task: _builtins.str = ...,
+        context: _builtins.str = ...,
+        state: _builtins.str = ...,
+        message: _struct_pb2.Value | None = ...,
+        artifacts: _struct_pb2.ListValue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "context", b"context", "message", b"message", "state", b"state", "task", b"task"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___A2aCancelResponse: _TypeAlias = A2aCancelResponse  # noqa: Y015
+
+@_typing.final
+class A2aCardRequest(_message.Message):
+    """Arguments of a2a.card."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    """Name of the declared agent."""
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___A2aCardRequest: _TypeAlias = A2aCardRequest  # noqa: Y015
+
+@_typing.final
+class A2aCardResponse(_message.Message):
+    """Result of a2a.card: what the agent says of itself, as it was taken."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    SKILLS_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name that it gives itself."""
+    description: _builtins.str
+    """What it says that it does."""
+    changed: _builtins.bool
+    """Whether it says something else by now, so that messages wait for an operator."""
+    @_builtins.property
+    def skills(self) -> _struct_pb2.ListValue:
+        """Skills that may be named, each as the protocol has it."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        skills: _struct_pb2.ListValue | None = ...,
+        changed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["skills", b"skills"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "description", b"description", "name", b"name", "skills", b"skills"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___A2aCardResponse: _TypeAlias = A2aCardResponse  # noqa: Y015
 
 @_typing.final
 class NowRequest(_message.Message):

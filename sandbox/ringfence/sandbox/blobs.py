@@ -6,13 +6,15 @@ import contextlib
 import errno
 import hashlib
 import itertools
+import json
 import os
 import secrets
-from collections.abc import Generator
+from collections.abc import Collection, Generator, Mapping
 from pathlib import Path
 
 from ringfence.sandbox import content, openat
-from ringfence.sandbox.points import SnapshotError
+from ringfence.sandbox.points import POINT_BYTES_MAX, SnapshotError
+from ringfence.sandbox.regular import IrregularError, open_regular, read_regular
 
 _MANY = 32  # from so many new blobs on, one sync of the file system is cheaper than one each
 
@@ -69,8 +71,8 @@ class BlobStore:
     def holds(self, sha256: str, size: int) -> bool:
         """Whether a blob is there, whole and right: it is read and hashed."""
         try:
-            fd = os.open(self.path(sha256), openat.FILE)
-        except FileNotFoundError:
+            fd = open_regular(self.path(sha256))
+        except (FileNotFoundError, IrregularError):
             return False
         try:
             return os.fstat(fd).st_size == size and content.hash_fd(fd) == sha256
@@ -92,7 +94,7 @@ class BlobStore:
 
     def open(self, sha256: str) -> int:
         """Open a blob for reading; the caller closes it."""
-        return os.open(self.path(sha256), openat.FILE)
+        return open_regular(self.path(sha256))
 
 
 class Batch:
@@ -143,6 +145,56 @@ class Batch:
                 raise SnapshotError(
                     f"blob `{sha256[:12]}` of the rollback store reads back wrong; check its disk"
                 )
+
+
+class Underway:
+    """The paths of a restore that has begun and never came to its end: they may be between two states.
+
+    Args:
+        blobs: where the file is made.
+        file: keeps them.
+    """
+
+    def __init__(self, blobs: BlobStore, file: Path) -> None:
+        self._blobs = blobs
+        self._file = file
+
+    def paths(self) -> frozenset[str]:
+        """These paths."""
+        return frozenset(self._read()[0])
+
+    def modes(self) -> dict[str, int]:
+        """Bits of directories that were opened for it, as they were before."""
+        return self._read()[1]
+
+    def _read(self) -> tuple[list[str], dict[str, int]]:
+        try:
+            found: list[str | dict[str, int]] = json.loads(read_regular(self._file, POINT_BYTES_MAX, b"]"))
+            modes = [one for one in found if isinstance(one, dict)]  # none in a file of an earlier release
+            return [one for one in found if isinstance(one, str)], modes[0] if modes else {}
+        except FileNotFoundError:
+            return [], {}
+        except (IrregularError, ValueError, TypeError) as error:
+            raise SnapshotError(
+                f"nobody knows which paths a restore that was cut off had touched: `{self._file}` is damaged; "
+                "restore the points directory from a backup"
+            ) from error
+
+    def begin(self, paths: Collection[str], modes: Mapping[str, int]) -> None:
+        """Remember what is about to be touched, and the bits of directories that are about to be opened. Durable on return."""
+        if not paths and not modes:
+            return
+        self._blobs.prepare()
+        said = [*sorted(paths), dict(modes)]
+        with self._blobs.temporary() as (fd, path):
+            content.write_all(fd, json.dumps(said).encode("ascii"))
+            os.fsync(fd)
+            path.rename(self._file)
+        sync_directory(self._file.parent)
+
+    def end(self) -> None:
+        """All of it is as it should be."""
+        self._file.unlink(missing_ok=True)
 
 
 def sync_directory(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Taking the before-image of one path."""
+"""Taking the before-image of one path, and its fingerprint."""
 
 from __future__ import annotations
 
@@ -39,8 +39,27 @@ def capture_path(tree: Tree, path: str, batch: Batch, room: int) -> PointPath:
     except OSError as error:
         raise workspace_error(error, path) from error
     try:
-        entry = dataclasses.replace(entry, xattrs=content.read_xattrs(fd))
-        return entry if entry.kind == "directory" else _with_content(entry, fd, batch, room)
+        entry = dataclasses.replace(entry, xattrs=content.read_xattrs(fd, exact=True))
+        if entry.kind == "directory":
+            before = content.directory_fingerprint(entry.mode, entry.xattrs)
+            return dataclasses.replace(entry, before=before)
+        return _with_content(entry, fd, batch, room)
+    finally:
+        os.close(fd)
+
+
+def capture_directory(tree: Tree, path: str) -> PointPath:
+    """Take the image of a directory itself.
+
+    Raises:
+        OSError: it is none, or can't be read.
+    """
+    fd = tree.open(path, openat.DIRECTORY)
+    try:
+        entry = _node(tree, path)
+        xattrs = content.read_xattrs(fd, exact=True)
+        before = content.directory_fingerprint(entry.mode, xattrs)
+        return dataclasses.replace(entry, before=before, xattrs=xattrs)
     finally:
         os.close(fd)
 
@@ -58,8 +77,6 @@ def _node(tree: Tree, path: str) -> PointPath:
         gid=facts.st_gid,
         mtime_ns=facts.st_mtime_ns,
     )
-    if entry.kind == "directory":
-        return dataclasses.replace(entry, before=content.directory_fingerprint(facts.st_mode))
     if entry.kind == "link":
         target = tree.readlink(path)
         return dataclasses.replace(entry, before=content.link_fingerprint(target), target=target)
@@ -71,13 +88,25 @@ def _node(tree: Tree, path: str) -> PointPath:
 
 
 def _with_content(entry: PointPath, fd: int, batch: Batch, room: int) -> PointPath:
-    size = os.fstat(fd).st_size
-    inline = content.read_range(fd, 0, size) if size <= min(_INLINE_FILE, room) else None
+    facts = os.fstat(fd)
+    size = facts.st_size
+    data = content.data_of(fd, size)
+    # What has holes is kept as a file, where they stay holes.
+    whole = data == (((0, size),) if size else ())
+    inline = content.read_range(fd, 0, size) if whole and size <= min(_INLINE_FILE, room) else None
     sha256 = content.hash_fd(fd) if inline is None else sha256_of(inline)
     if inline is None:
         batch.add(fd, sha256)
-    before = content.file_fingerprint(entry.mode, sha256)
-    return dataclasses.replace(entry, before=before, size=size, blob=sha256, inline=inline)
+    return dataclasses.replace(
+        entry,
+        before=content.file_fingerprint(entry.mode, sha256, entry.xattrs),
+        size=size,
+        blob=sha256,
+        inline=inline,
+        data=data if inline is None else None,
+        links=facts.st_nlink,
+        inode=facts.st_ino,
+    )
 
 
 def parent_times(tree: Tree, paths: Iterable[str]) -> dict[str, int]:
@@ -92,3 +121,32 @@ def parent_times(tree: Tree, paths: Iterable[str]) -> dict[str, int]:
         if facts is not None:
             times[directory] = facts.st_mtime_ns
     return times
+
+
+def fingerprint_of(tree: Tree, path: str) -> str:
+    """As `WorkspaceReader.fingerprint`.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    facts = tree.find(path)
+    if facts is None:
+        return content.ABSENT
+    if stat.S_ISLNK(facts.st_mode):
+        return content.link_fingerprint(tree.readlink(path))
+    directory = stat.S_ISDIR(facts.st_mode)
+    if not directory and not stat.S_ISREG(facts.st_mode):
+        return content.other_fingerprint(facts.st_mode)
+    try:
+        fd = tree.open(path, openat.DIRECTORY if directory else openat.FILE)
+    except PermissionError:
+        if not directory:
+            raise
+        return content.directory_fingerprint(facts.st_mode, {})  # not even its owner may look
+    try:
+        xattrs = content.read_xattrs(fd)
+        if directory:
+            return content.directory_fingerprint(facts.st_mode, xattrs)
+        return content.file_fingerprint(facts.st_mode, content.hash_fd(fd), xattrs)
+    finally:
+        os.close(fd)

@@ -13,6 +13,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
+from ringfence.sandbox.points import POINT_BYTES_MAX
+from ringfence.sandbox.regular import open_regular
+
 CHUNK: Final = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 
@@ -69,7 +72,18 @@ def read(depot: Depot, name: str) -> bytes | None:
         DepotError: it can't be read.
     """
     found = depot.chunks(name)
-    return None if found is None else b"".join(found)
+    if found is None:
+        return None
+    pieces: list[bytes] = []
+    left = POINT_BYTES_MAX
+    for piece in found:
+        left -= len(piece)
+        if left < 0:
+            raise DepotError(
+                f"`{name}` in the shared store `{depot.place}` is damaged: it has more than {POINT_BYTES_MAX} bytes"
+            )
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 def fetch(depot: Depot, name: str, sha256: str, target: Path) -> bool:
@@ -181,7 +195,7 @@ class DirectoryDepot:
         """Read what was kept, in pieces; None where there is nothing of that name."""
         try:
             self._require()
-            file = (self._root / check_name(name)).open("rb")
+            file = os.fdopen(open_regular(self._root / check_name(name)), "rb")
         except FileNotFoundError:
             return None
         except OSError as error:

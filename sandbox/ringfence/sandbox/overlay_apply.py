@@ -8,16 +8,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ringfence.sandbox import content, openat
 from ringfence.sandbox.changeset import Change, ChangesError, ChangeSet
 from ringfence.sandbox.names import WORKSPACE, parent, relative, shown
 from ringfence.sandbox.overlay_read import attributes, node_of, open_up
-from ringfence.sandbox.tree import Tree, purge
+from ringfence.sandbox.tree import SYNC_ONE_BY_ONE, Tree, purge
 
-_SYNC_ONE_BY_ONE = 64
 _OWNER = stat.S_IRWXU
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
@@ -32,11 +30,11 @@ def sync_upper(upper: Path) -> None:
     for directory, _, names in os.walk(upper):
         found.append(Path(directory))
         found += [Path(directory, name) for name in names]
-        if len(found) > _SYNC_ONE_BY_ONE:
+        if len(found) > SYNC_ONE_BY_ONE:
             break
     top = os.open(upper, openat.DIRECTORY)
     try:
-        if len(found) > _SYNC_ONE_BY_ONE:
+        if len(found) > SYNC_ONE_BY_ONE:
             openat.sync_filesystem(top)
             return
     finally:
@@ -58,13 +56,14 @@ def expected(upper: Path, changes: ChangeSet) -> dict[str, str]:
         if change.kind == "remove":
             prints[change.path] = content.ABSENT
         elif change.node == "directory":
-            prints[change.path] = content.directory_fingerprint(change.mode)
+            prints[change.path] = content.directory_fingerprint(change.mode, _attributes_of(source))
         elif change.node == "link":
             prints[change.path] = content.link_fingerprint(os.fsdecode(source.readlink()))
         elif change.node == "file":
             fd = os.open(source, openat.FILE)
             try:
-                prints[change.path] = content.file_fingerprint(change.mode, content.hash_fd(fd))
+                digest = content.hash_fd(fd)
+                prints[change.path] = content.file_fingerprint(change.mode, digest, attributes(fd))
             finally:
                 os.close(fd)
         else:
@@ -158,13 +157,13 @@ class _Applier:
             for name in self._staged.values():
                 self._tree.drop(name)
         self._finish_directories()
-        self._sync()
+        self._tree.sync_directories(self._touched)
 
     def _stage(self) -> None:
         leaves = [
             change for change in self._changes if change.kind != "remove" and change.node != "directory"
         ]
-        one_by_one = len(leaves) <= _SYNC_ONE_BY_ONE
+        one_by_one = len(leaves) <= SYNC_ONE_BY_ONE
         for change in leaves:
             if change.node == "link":
                 self._stage_link(change)
@@ -184,7 +183,7 @@ class _Applier:
             try:
                 content.copy_content(source, fd)
                 self._tree.own(fd)
-                content.write_xattrs(fd, attributes(source))
+                content.write_xattrs(fd, attributes(source) | self._access_lists(change))
                 os.fchmod(fd, change.mode)
                 os.utime(fd, ns=(facts.st_atime_ns, facts.st_mtime_ns))
                 if sync:
@@ -193,6 +192,22 @@ class _Applier:
                 os.close(fd)
         finally:
             os.close(source)
+
+    def _access_lists(self, change: Change) -> dict[str, bytes]:
+        """The access lists of the file that is replaced. Those that a command made name users of another world: they stay out."""
+        if change.kind == "create":
+            return {}
+        try:
+            fd = self._tree.open(change.path, openat.FILE)
+        except OSError as error:
+            if error.errno in _GONE | {errno.EACCES}:
+                return {}
+            raise
+        try:
+            found = content.read_xattrs(fd, lists=True)
+        finally:
+            os.close(fd)
+        return {name: value for name, value in found.items() if not name.startswith("user.")}
 
     def _stage_link(self, change: Change) -> None:
         path = _source(self._upper, change)
@@ -209,12 +224,27 @@ class _Applier:
         """Let the owner change directories whose bits forbid it; they get their bits back at the end."""
         if os.geteuid() == 0:
             return
+        changed = {change.path for change in self._changes}
         for change in self._changes:
             for path in {parent(change.path), change.path} - {""}:
                 facts = self._tree.find(path)
-                if facts is not None and stat.S_ISDIR(facts.st_mode) and facts.st_mode & _OWNER != _OWNER:
-                    self._opened.setdefault(path, stat.S_IMODE(facts.st_mode))
-                    self._chmod(path, stat.S_IMODE(facts.st_mode) | _OWNER)
+                if facts is None or not stat.S_ISDIR(facts.st_mode):
+                    continue
+                mode = stat.S_IMODE(facts.st_mode)
+                if mode & _OWNER != _OWNER:
+                    self._opened.setdefault(path, mode)
+                    self._chmod(path, mode | _OWNER)
+                elif path not in changed and (kept := self._bits_above(path)) | _OWNER == mode != kept:
+                    # Opened by an apply that was cut off: the overlay has the bits that it had.
+                    self._opened.setdefault(path, kept)
+
+    def _bits_above(self, path: str) -> int:
+        """The bits of a directory that the command changed something in, as it saw them: those of before."""
+        above = self._upper if path == WORKSPACE else self._upper / os.fsdecode(relative(path))
+        try:
+            return stat.S_IMODE(above.lstat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return _OWNER
 
     def _remove(self, change: Change) -> None:
         facts = self._tree.find(change.path)
@@ -229,7 +259,7 @@ class _Applier:
             self._tree.place(self._staged.pop(change.path), change.path, sync=False)
             self._touched.add(parent(change.path))
         elif change.kind == "create":
-            self._tree.make_directory(change.path, _OWNER)
+            self._tree.make_directory(change.path, _OWNER, sync=False)
             self._touched.add(parent(change.path))
 
     def _finish_directories(self) -> None:
@@ -239,11 +269,7 @@ class _Applier:
                 continue
             path = _source(self._upper, change)
             facts = path.lstat()
-            source = os.open(path, openat.DIRECTORY)
-            try:
-                own = attributes(source)
-            finally:
-                os.close(source)
+            own = _attributes_of(path)
             fd = self._tree.open(change.path, openat.DIRECTORY)
             try:
                 content.write_xattrs(fd, own)
@@ -263,33 +289,17 @@ class _Applier:
         finally:
             os.close(handle)
 
-    def _sync(self) -> None:
-        if len(self._touched) > _SYNC_ONE_BY_ONE:
-            openat.sync_filesystem(self._tree.fd)
-            return
-        for fd in self._directories(self._touched):
-            os.fsync(fd)
-
-    def _directories(self, paths: Iterable[str]) -> Iterator[int]:
-        for path in sorted(paths):
-            try:
-                fd = self._tree.open(path, openat.DIRECTORY)
-            except OSError as error:
-                if error.errno in _GONE:
-                    continue  # it went after its entries did
-                if error.errno != errno.EACCES:
-                    raise
-                # Its new bits keep even its owner from listing it: the whole file system then.
-                openat.sync_filesystem(self._tree.fd)
-                continue
-            try:
-                yield fd
-            finally:
-                os.close(fd)
-
 
 def _source(upper: Path, change: Change) -> Path:
     return upper if change.path == WORKSPACE else upper / os.fsdecode(relative(change.path))
+
+
+def _attributes_of(directory: Path) -> dict[str, bytes]:
+    fd = os.open(directory, openat.DIRECTORY)
+    try:
+        return attributes(fd)
+    finally:
+        os.close(fd)
 
 
 def _sync(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ringfence.sandbox import content
@@ -20,17 +20,34 @@ _NO_ATTRIBUTE = {errno.ENODATA, errno.ENOTSUP}
 _FILE_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-def read_changes(upper: Path, lower: Path) -> ChangeSet:
+Mark = tuple[int, int, int, int, int]
+"""What tells a file of the upper layer from a later one at the same path: number, mode, size, and when it was changed."""
+
+
+def mark_of(facts: os.stat_result) -> Mark:
+    """The mark of a file."""
+    return (facts.st_ino, facts.st_mode, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+
+
+def read_changes(
+    upper: Path, lower: Path, settled: Mapping[str, Mark] | None = None, *, times: bool = True
+) -> ChangeSet:
     """Find what differs between the lower layer alone and with the upper one on top.
 
-    A copy-up that changed nothing is no change, nor is a time alone. Must not run while anything writes to either layer.
+    A copy-up that changed nothing is no change, nor is the time of a directory alone. Must not run while anything writes to either layer.
     Files and directories of the upper layer that their owner may not read are opened up; `Change.mode` keeps the bits.
+
+    Args:
+        upper: the upper layer.
+        lower: the tree to compare it with.
+        settled: files by path below the layer that are as in `lower`, as long as they have this mark.
+        times: whether another time of a file is a change, be it written anew as it was.
 
     Raises:
         ChangesError: a layer can't be read, or a name in it can't be judged.
     """
     try:
-        return ChangeSet(changes=tuple(_Reader(upper, lower).read()))
+        return ChangeSet(changes=tuple(_Reader(upper, lower, settled or {}, times=times).read()))
     except OSError as error:
         raise ChangesError(
             f"the command's changes can't be read ({error.strerror}: `{error.filename}`); nothing was applied"
@@ -64,7 +81,9 @@ def node_of(mode: int) -> Node:
 
 
 class _Reader:
-    def __init__(self, upper: Path, lower: Path) -> None:
+    def __init__(self, upper: Path, lower: Path, settled: Mapping[str, Mark], *, times: bool) -> None:
+        self._settled = settled
+        self._times = times
         self._upper = upper
         self._lower = lower
         self._prefix = overlay_prefix(upper)
@@ -100,6 +119,8 @@ class _Reader:
         if below is not None and stat.S_ISDIR(below.st_mode) != stat.S_ISDIR(facts.st_mode):
             yield from self._removed(where)
             below = None
+        if stat.S_ISREG(facts.st_mode) or stat.S_ISDIR(facts.st_mode):
+            self._require_plain(path)
         if not stat.S_ISDIR(facts.st_mode):
             yield from self._leaf(where, facts, below)
             return
@@ -111,12 +132,18 @@ class _Reader:
         yield from self._directory(f"{where}/", opaque=hidden and below is not None, depth=depth + 1)
 
     def _leaf(self, where: str, facts: os.stat_result, below: os.stat_result | None) -> Iterator[Change]:
+        if below is not None and where in self._settled and self._settled[where] == mark_of(facts):
+            return
         if below is None:
             yield self._change(where, "create", facts)
         elif stat.S_IFMT(below.st_mode) != stat.S_IFMT(facts.st_mode) or self._differs(where, facts, below):
             yield self._change(where, "modify", facts)
         elif stat.S_ISREG(facts.st_mode):
-            yield from self._metadata(where, facts, below)
+            if self._times and facts.st_mtime_ns != below.st_mtime_ns:
+                # A copy-up keeps the time.
+                yield self._change(where, "metadata", facts)
+            else:
+                yield from self._metadata(where, facts, below)
 
     def _differs(self, where: str, facts: os.stat_result, below: os.stat_result) -> bool:
         above_path, below_path = self._upper / where, self._lower / where
@@ -171,12 +198,14 @@ class _Reader:
         empty = stat.S_ISREG(facts.st_mode) and facts.st_size == 0
         return empty and self._attribute(path, "whiteout") is not None
 
-    def _is_opaque(self, path: Path) -> bool:
+    def _require_plain(self, path: Path) -> None:
         for name in ("redirect", "metacopy"):
             if self._attribute(path, name) is not None:
                 raise ChangesError(
                     f"the overlay uses `{name}`, which it was told not to; nothing was applied"
                 )
+
+    def _is_opaque(self, path: Path) -> bool:
         return self._attribute(path, "opaque") == b"y"
 
     def _attribute(self, path: Path, name: str) -> bytes | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from ringfence.sandbox import content, links, openat, search
+from ringfence.sandbox.capture import fingerprint_of
 from ringfence.sandbox.names import WORKSPACE, BadNameError, normalise, parent, shown
 from ringfence.sandbox.openat import Opened
 from ringfence.sandbox.records import PathInfo, ReadResult, SearchMatch, WorkspaceError, workspace_error
@@ -185,6 +186,17 @@ class WorkspaceReader:
         check_file(path, facts)
         return _info(path, facts, "")
 
+    def holds(self, path: str) -> bool:
+        """Whether something stands at a canonical path.
+
+        Raises:
+            WorkspaceError: it can't be looked at.
+        """
+        try:
+            return self.tree.find(path) is not None
+        except OSError as error:
+            raise workspace_error(error, path) from error
+
     def version(self, path: str) -> tuple[int, str]:
         """Size in bytes and version of what stands at a canonical path.
 
@@ -319,22 +331,13 @@ class WorkspaceReader:
         """Identity of the state of one canonical path, for comparing before and after.
 
         Returns:
-            `absent`, or the kind with permission bits and content hash or link target.
+            `absent`, or the kind with permission bits, content hash or link target, and a hash of `user.*` attributes.
 
         Raises:
             WorkspaceError: it can't be read.
         """
         try:
-            facts = self.tree.find(path)
-            if facts is None:
-                return content.ABSENT
-            if stat.S_ISDIR(facts.st_mode):
-                return content.directory_fingerprint(facts.st_mode)
-            if stat.S_ISLNK(facts.st_mode):
-                return content.link_fingerprint(self.tree.readlink(path))
-            if not stat.S_ISREG(facts.st_mode):
-                return content.other_fingerprint(facts.st_mode)
-            return content.file_fingerprint(facts.st_mode, self.content_hash(path))
+            return fingerprint_of(self.tree, path)
         except OSError as error:
             raise workspace_error(error, path) from error
 

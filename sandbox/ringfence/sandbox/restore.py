@@ -7,22 +7,35 @@ import dataclasses
 import errno
 import os
 import stat
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ringfence.sandbox import content, openat
-from ringfence.sandbox.blobs import BlobStore
+from ringfence.sandbox.blobs import BlobStore, Underway
+from ringfence.sandbox.capture import capture_directory
 from ringfence.sandbox.names import WORKSPACE, beneath, parent, shown
 from ringfence.sandbox.points import PointManifest, PointPath, RestoreItem, RestorePlan, SnapshotError
-from ringfence.sandbox.tree import Tree
+from ringfence.sandbox.staging import Staging, dress, same_facts
+from ringfence.sandbox.tree import SYNC_ONE_BY_ONE, Tree
 from ringfence.sandbox.workspace import Workspace
+
+Torn = Callable[[str], bool]
+
+_BETWEEN = "changed by something else between two of these calls; go back to a later step to have that"
 
 
 @dataclasses.dataclass(slots=True)
 class _Merged:
-    """Several points' view of one path: the oldest before-image, and the states the newest call may have left."""
+    """Several points' view of one path: the oldest before-image, and the states the newest call may have left.
+
+    `others`: whether somebody else changed it between two of the calls.
+    """
 
     before: PointPath
     accepted: frozenset[str]
+    others: bool = False
+
+    def is_between(self, current: str) -> bool:
+        return any(content.is_between(current, self.before.before, state) for state in self.accepted)
 
 
 def _merge(manifests: Sequence[PointManifest], path: str | None) -> tuple[dict[str, _Merged], dict[str, int]]:
@@ -41,17 +54,26 @@ def _merge(manifests: Sequence[PointManifest], path: str | None) -> tuple[dict[s
                     # A newer point holds the directory itself, with the time that this older call had moved.
                     around.before = dataclasses.replace(around.before, mtime_ns=times[above])
             known = merged.get(entry.path)
+            # The call may have been refused after its point was taken: then its before-image still stands.
+            left = frozenset({manifest.expect.get(entry.path, entry.before), entry.before})
             if known is None:
-                # The newest call may have been refused after its point was taken: then its before-image still stands.
-                after = manifest.expect.get(entry.path, entry.before)
-                merged[entry.path] = _Merged(entry, frozenset({after, entry.before}))
+                merged[entry.path] = _Merged(entry, left)
             else:
+                known.others = known.others or known.before.before not in left
                 known.before = entry
     return merged, times
 
 
-def plan(workspace: Workspace, manifests: Sequence[PointManifest], path: str | None) -> RestorePlan:
+def plan(
+    workspace: Workspace, manifests: Sequence[PointManifest], path: str | None, torn: Torn
+) -> RestorePlan:
     """Plan as `SnapshotStore.plan_restore` says, over manifests in order from the newest.
+
+    Args:
+        workspace: where the paths are.
+        manifests: of points that were taken.
+        path: canonical path; only it and what lies beneath.
+        torn: whether a path may have been left between two states by an apply or a restore that was cut off.
 
     Raises:
         WorkspaceError: the workspace can't be read.
@@ -66,11 +88,14 @@ def plan(workspace: Workspace, manifests: Sequence[PointManifest], path: str | N
         current = workspace.fingerprint(name)
         kinds[name] = current.partition(":")[0] if view.before.kind == content.ABSENT else view.before.kind
         if current == view.before.before:
-            if _same_facts(workspace.tree, view.before):
+            if same_facts(workspace.tree, view.before):
                 unchanged.append(name)
                 continue
-        elif current not in view.accepted:
+        elif current not in view.accepted and not (torn(name) and view.is_between(current)):
             reasons[name] = "changed by something else since"
+            continue
+        elif view.others:
+            reasons[name] = _BETWEEN
             continue
         items[name] = RestoreItem(
             path=name,
@@ -80,8 +105,11 @@ def plan(workspace: Workspace, manifests: Sequence[PointManifest], path: str | N
             parent_mtime_ns=times.get(parent(name)),
         )
     _drop_blocked(workspace, items, reasons)
+    for item in _times_alone(workspace, unchanged, times):
+        if item.path not in merged:
+            items[item.path], kinds[item.path] = item, "directory"
     return RestorePlan(
-        items=tuple(items.values()),
+        items=tuple(sorted(items.values(), key=lambda item: item.path.split("/"))),
         conflicts=tuple(sorted(reasons, key=lambda each: each.split("/"))),
         unchanged=tuple(unchanged),
         reasons=reasons,
@@ -89,28 +117,23 @@ def plan(workspace: Workspace, manifests: Sequence[PointManifest], path: str | N
     )
 
 
+def _times_alone(
+    workspace: Workspace, unchanged: Sequence[str], times: Mapping[str, int]
+) -> Iterator[RestoreItem]:
+    """Directories that have nothing else to come back but their time: what was done in them was undone by itself."""
+    for directory in {parent(name) for name in unchanged} & times.keys():
+        facts = workspace.tree.find(directory)
+        if facts is None or not stat.S_ISDIR(facts.st_mode) or facts.st_mtime_ns == times[directory]:
+            continue
+        now = capture_directory(workspace.tree, directory)
+        before = dataclasses.replace(now, mtime_ns=times[directory])
+        yield RestoreItem(path=directory, action="restore", current=now.before, before=before)
+
+
 def _action(before: PointPath, current: str) -> str:
     if before.kind == content.ABSENT:
         return "remove"
     return "create" if current == content.ABSENT else "restore"
-
-
-def _same_facts(tree: Tree, before: PointPath) -> bool:
-    """Whether what the fingerprint leaves out is as it was too."""
-    facts = tree.find(before.path)
-    if facts is None:
-        return before.kind == content.ABSENT
-    if before.kind == content.ABSENT or facts.st_mtime_ns != before.mtime_ns:
-        return False
-    if os.geteuid() == 0 and (facts.st_uid, facts.st_gid) != (before.uid, before.gid):
-        return False
-    if before.kind == "link":
-        return True
-    fd = tree.open(before.path, openat.DIRECTORY if before.kind == "directory" else openat.FILE)
-    try:
-        return content.read_xattrs(fd) == before.xattrs
-    finally:
-        os.close(fd)
 
 
 def _drop_blocked(workspace: Workspace, items: dict[str, RestoreItem], reasons: dict[str, str]) -> None:
@@ -140,109 +163,98 @@ def _stays(item: RestoreItem | None) -> bool:
     return item is None or item.before.kind != content.ABSENT
 
 
-def run(
-    tree: Tree, fingerprint: Callable[[str], str], blobs: BlobStore, items: Sequence[RestoreItem]
-) -> None:
+def run(workspace: Workspace, blobs: BlobStore, items: Sequence[RestoreItem], underway: Underway) -> None:
     """Restore as `SnapshotStore.restore` says; the items' content is verified already.
+
+    Args:
+        workspace: where the paths are.
+        blobs: content.
+        items: what to do.
+        underway: remembers what is being touched.
 
     Raises:
         SnapshotError: a path changed since the plan; nothing was touched.
         OSError: the disk.
     """
+    tree = workspace.tree
+    cut_off = underway.paths()
+    going = {item.path for item in items if item.before.kind == content.ABSENT}
     for item in items:
-        if fingerprint(item.path) not in {item.current, item.before.before}:
-            raise SnapshotError(
-                f"`{shown(item.path)}` changed since the plan was made; plan the rollback again"
-            )
+        current = workspace.fingerprint(item.path)
+        if current.startswith("directory:") and item.before.kind != "directory":
+            # INVARIANT: a directory goes with nothing in it that the plan doesn't know: no point has that.
+            for info in workspace.list(item.path):
+                if info.path not in going:
+                    raise _changed(info.path)
+        if current in {item.current, item.before.before}:
+            continue
+        if not (item.path in cut_off and content.is_between(current, item.before.before, item.current)):
+            raise _changed(item.path)
     with contextlib.ExitStack() as stack:
-        staged = {
-            item.path: stack.enter_context(_staged(tree, blobs, item.before))
-            for item in items
-            if _has_node(item)
-        }
-        if staged:
+        one_by_one = len(items) <= SYNC_ONE_BY_ONE
+        staging = Staging(workspace, blobs, sync=one_by_one)
+        stack.callback(staging.clear)
+        staging.add([item.before for item in items if item.before.kind in {"file", "link"}])
+        if staging.names and not one_by_one:
             openat.sync_filesystem(tree.staging_fd)
-        unlocked = _Unlocked(tree)
+        torn = {item.path for item in items if item.current != item.before.before}
+        unlocked = _Unlocked(tree, underway.modes())
+        modes = unlocked.needed(parent(item.path) for item in items if item.path != WORKSPACE)
+        underway.begin(cut_off | torn, modes)
         stack.callback(unlocked.lock)
-        _apply(tree, items, staged, unlocked)
-    openat.sync_filesystem(tree.fd)
+        _apply(tree, items, staging.names, unlocked)
+    touched = {parent(item.path) for item in items} - {""}
+    tree.sync_directories(touched | {item.path for item in items if item.before.kind == "directory"})
+    underway.end()
 
 
-def _has_node(item: RestoreItem) -> bool:
-    return item.before.kind in {"file", "link"}
+def _changed(path: str) -> SnapshotError:
+    return SnapshotError(f"`{shown(path)}` changed since the plan was made; plan the rollback again")
 
 
-@contextlib.contextmanager
-def _staged(tree: Tree, blobs: BlobStore, before: PointPath) -> Generator[bytes]:
-    """Make a file or link, whole and dressed, beside the workspace."""
-    if before.kind == "link":
-        name = tree.temporary_name()
-        os.symlink(os.fsencode(before.target), name, dir_fd=tree.staging_fd)
-        if os.geteuid() == 0:
-            os.chown(name, before.uid, before.gid, dir_fd=tree.staging_fd, follow_symlinks=False)
-        times = (before.mtime_ns, before.mtime_ns)
-        os.utime(name, ns=times, dir_fd=tree.staging_fd, follow_symlinks=False)
-    else:
-        name = _stage_file(tree, blobs, before)
-    try:
-        yield name
-    finally:
-        tree.drop(name)
+def settle(workspace: Workspace, underway: Underway) -> None:
+    """Give directories their bits back that a restore which was cut off had opened: nothing else of it is left.
 
-
-def _stage_file(tree: Tree, blobs: BlobStore, before: PointPath) -> bytes:
-    fd, name = tree.temporary()
-    try:
-        if before.inline is not None:
-            content.write_all(fd, before.inline)
-        else:
-            _copy_blob(blobs, before.blob, fd)
-        whole = content.hash_fd(fd) == before.blob
-        _dress(fd, before)
-    except BaseException:
-        tree.drop(name)
-        raise
-    finally:
-        os.close(fd)
-    if not whole:
-        tree.drop(name)
-        raise SnapshotError(
-            f"the copy of `{shown(before.path)}` came out wrong; check the disk, then try again"
-        )
-    return name
-
-
-def _copy_blob(blobs: BlobStore, sha256: str, fd: int) -> None:
-    source = blobs.open(sha256)
-    try:
-        content.copy_content(source, fd)
-    finally:
-        os.close(source)
-
-
-def _dress(fd: int, before: PointPath) -> None:
-    if os.geteuid() == 0:
-        os.fchown(fd, before.uid, before.gid)
-    content.write_xattrs(fd, before.xattrs)
-    os.fchmod(fd, before.mode)
-    os.utime(fd, ns=(before.mtime_ns, before.mtime_ns))
+    Raises:
+        SnapshotError: nobody knows what it had touched.
+        OSError: the disk.
+    """
+    modes = underway.modes()
+    if modes or underway.paths():
+        _Unlocked(workspace.tree, modes).lock()
+        underway.end()
 
 
 class _Unlocked:
-    """Directories made writable for a while, for a kernel that is not root."""
+    """Directories made writable for a while, for a kernel that is not root.
 
-    def __init__(self, tree: Tree) -> None:
+    Args:
+        tree: where they are.
+        before: bits of those that a restore which was cut off had opened.
+    """
+
+    def __init__(self, tree: Tree, before: Mapping[str, int]) -> None:
         self._tree = tree
-        self._modes: dict[str, int] = {}
+        self._modes = {name: mode for name, mode in before.items() if self._now(name) == mode | stat.S_IRWXU}
+
+    def _now(self, directory: str) -> int | None:
+        facts = self._tree.find(directory)
+        return None if facts is None or not stat.S_ISDIR(facts.st_mode) else stat.S_IMODE(facts.st_mode)
+
+    def needed(self, directories: Iterable[str]) -> dict[str, int]:
+        """Bits of all that are open, or have to be opened for a change in these."""
+        found = dict(self._modes)
+        for directory in set(directories):
+            mode = self._now(directory)
+            if mode is not None and os.geteuid() != 0 and mode & stat.S_IRWXU != stat.S_IRWXU:
+                found.setdefault(directory, mode)
+        return found
 
     def unlock(self, directory: str) -> None:
-        facts = self._tree.find(directory)
-        if facts is None or not stat.S_ISDIR(facts.st_mode) or os.geteuid() == 0:
-            return
-        if facts.st_mode & stat.S_IRWXU == stat.S_IRWXU:
-            return
-        self._modes.setdefault(directory, stat.S_IMODE(facts.st_mode))
-        self._set(directory, stat.S_IMODE(facts.st_mode) | stat.S_IRWXU)
+        for name, mode in self.needed([directory]).items():
+            if name == directory and name not in self._modes:
+                self._modes[name] = mode
+                self._set(name, mode | stat.S_IRWXU)
 
     def lock(self) -> None:
         while self._modes:
@@ -275,7 +287,7 @@ def _apply(
             unlocked.forget(item.path)
     for item in top_down:
         if item.before.kind == "directory" and tree.find(item.path) is None:
-            tree.make_directory(item.path, 0o700)
+            tree.make_directory(item.path, 0o700, sync=False)
         elif item.path in staged:
             tree.place(staged[item.path], item.path, sync=False)
     unlocked.lock()
@@ -307,7 +319,7 @@ def _set_directories(tree: Tree, top_down: Sequence[RestoreItem]) -> None:
             raise
         try:
             if path in directories:
-                _dress(fd, directories[path])
+                dress(fd, directories[path])
             else:
                 os.utime(fd, ns=(times[path], times[path]))
         finally:

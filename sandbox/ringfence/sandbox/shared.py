@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from ringfence.sandbox import points
 from ringfence.sandbox.depot import Depot, DepotError, fetch, hash_of, pieces_of, read
-from ringfence.sandbox.points import PointManifest, PointPath, SnapshotError
+from ringfence.sandbox.points import Damage, PointManifest, PointPath, SnapshotError
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.trees import extract_tar, make_tar
 
@@ -34,7 +34,7 @@ class SharedFiles:
     Args:
         depot: where.
         agent: id.
-        fence: of the kernel.
+        fence: larger than that of every owner before; a new agent's is its kernel's.
     """
 
     def __init__(self, depot: Depot, agent: str, fence: int) -> None:
@@ -100,7 +100,7 @@ class SharedFiles:
             staging: an empty directory.
 
         Raises:
-            DepotError: it is not kept for sure.
+            DepotError: it is not kept for sure, or the agent is another kernel's now.
             OSError, WorkspaceError: the trees can't be read.
         """
         trees = {"live": self._keep_tree(live, staging), "image": self._keep_tree(image, staging)}
@@ -117,6 +117,7 @@ class SharedFiles:
         old = self.depot.names(f"{self._root}/base")
         name = f"{self._root}/base/{self._fence}.json"
         self.depot.put(name, json.dumps(base).encode())
+        self._refuse_outlived()
         # What counts no more. Contents stay: points may need them.
         gone = [one for one in old if one < name]
         gone += [
@@ -143,15 +144,23 @@ class SharedFiles:
         """Remove points, and contents that neither others nor the log need.
 
         Raises:
-            DepotError: not all are removed.
+            DepotError: not all are removed, or the agent is another kernel's now.
         """
         names = self.depot.names(f"{self._root}/points")
+        blobs = self.depot.names(f"{self._root}/blobs")
+        # INVARIANT: looked at after the contents: an owner of a larger fence writes its base before any of its own.
+        self._refuse_outlived()
         self.depot.remove(name for name in names if Path(name).stem in gone)
         kept = {*needed, *(entry.blob for _, change in self.changes() for entry in change.paths)}
-        blobs = self.depot.names(f"{self._root}/blobs")
         unneeded = [name for name in blobs if Path(name).name not in kept]
         self._kept.difference_update(Path(name).name for name in unneeded)
         self.depot.remove(unneeded)
+
+    def _refuse_outlived(self) -> None:
+        """Refuse to remove what the owner after this one may need: of contents and trees nothing says whose they are."""
+        found = self.base()
+        if found is not None and found[0] > int(self._fence):
+            raise DepotError("another kernel owns the agent now; nothing was removed from the shared store")
 
     def forget(self) -> None:
         """Remove all of the agent.
@@ -212,6 +221,34 @@ class SharedFiles:
             DepotError: the depot is away, or it is damaged.
         """
         return fetch(self.depot, f"{self._root}/blobs/{sha256}", sha256, target)
+
+    def damages(self, ids: Sequence[str]) -> dict[str, list[Damage]]:
+        """Read points back from the store, all content included.
+
+        Raises:
+            DepotError: the store is away.
+        """
+        names = self.point_names()
+        whole: dict[str, bool] = {}
+
+        def is_whole(sha256: str) -> bool:
+            if sha256 not in whole:
+                pieces = self.depot.chunks(f"{self._root}/blobs/{sha256}")
+                whole[sha256] = pieces is not None and hash_of(pieces) == sha256
+            return whole[sha256]
+
+        def of(point: str) -> list[Damage]:
+            if point not in names:
+                return [Damage(path="", where="store", why="its manifest is missing")]
+            try:
+                entries = self._manifest(names[point]).paths
+            except DepotError as error:
+                return [Damage(path="", where="store", why=str(error))]
+            bad = [e.path for e in entries if e.kind == "file" and e.inline is None and not is_whole(e.blob)]
+            why = "its content is missing or damaged"
+            return [Damage(path=path, where="store", why=why) for path in bad]
+
+        return {point: of(point) for point in ids}
 
     def fetch_tree(self, sha256: str, target: Path, uid: int | None, staging: Path) -> None:
         """Unpack a tree that a base names.

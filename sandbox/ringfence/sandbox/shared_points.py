@@ -10,8 +10,9 @@ from typing import Any
 from ringfence.sandbox.blobs import BlobStore
 from ringfence.sandbox.depot import DepotError
 from ringfence.sandbox.names import parent
-from ringfence.sandbox.points import PointManifest, PointPath, RestoreItem, SnapshotError
+from ringfence.sandbox.points import Damage, PointManifest, PointPath, Ready, RestoreItem, SnapshotError
 from ringfence.sandbox.records import WorkspaceError
+from ringfence.sandbox.regular import IrregularError
 from ringfence.sandbox.shared import SharedFiles, merged
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.workspace import Workspace
@@ -30,7 +31,7 @@ class _FetchingBlobs(BlobStore):
     def open(self, sha256: str) -> int:
         try:
             return super().open(sha256)
-        except FileNotFoundError:
+        except (FileNotFoundError, IrregularError):
             if not self._bring(sha256):
                 raise
             return super().open(sha256)
@@ -114,21 +115,34 @@ class SharedSnapshots(SnapshotStore):
         change = self._after.capture(point, self._workspace, list(dict.fromkeys(paths)), beneath=False)
         self._files.keep_blobs(change, self._after.blob_path)
         self._files.keep_change(change)
-        self._after.remove([point], ())
+        self._after.remove(self._after.points(), ())
 
-    def _save(self, manifest: PointManifest) -> PointManifest:
+    def _save(self, manifest: PointManifest, text: bytes | None = None, ready: Ready = None) -> PointManifest:
+        if ready is not None:
+            ready()
         # INVARIANT: in the depot before here: after a crash a point that is here is there too.
         try:
             self._files.keep_blobs(manifest, self.blob_path)
             self._files.keep_point(manifest)
         except DepotError as error:
             raise SnapshotError(str(error)) from error
-        return super()._save(manifest)
+        return super()._save(manifest, text)
+
+    def damages(self, ids: Sequence[str]) -> dict[str, list[Damage]]:
+        """As of the base class, and in the depot. What lacks here is brought from there first."""
+        found = super().damages(ids)
+        try:
+            there = self._files.damages(ids)
+        except DepotError as error:
+            there = {point: [Damage(path="", where="store", why=str(error))] for point in ids}
+        return {point: [*found[point], *there[point]] for point in ids}
 
     def remove(self, gone: Collection[str], needed: Collection[str]) -> int:
         """As of the base class, in the depot first."""
         try:
-            self._files.forget_points(gone, needed)
+            with self._changing:
+                stay = self.content_of([point for point in self.points() if point not in gone])
+                self._files.forget_points(gone, {*needed, *stay})
         except DepotError as error:
             raise SnapshotError(str(error)) from error
         return super().remove(gone, needed)

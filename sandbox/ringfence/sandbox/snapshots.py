@@ -1,7 +1,6 @@
 """Rollback points of one agent: before-images that are durable and read back before an effect may start.
 
-The store lies outside every sandbox. A point's cost follows what its call touches, never the size of the workspace. What a
-file system calls one file under several names (hard links) is kept, and comes back, as separate files.
+The store lies outside every sandbox. A point's cost follows what its call touches, never the size of the workspace.
 """
 
 from __future__ import annotations
@@ -11,18 +10,21 @@ import dataclasses
 import os
 import re
 import stat
+import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ringfence.sandbox import content, points, restore
-from ringfence.sandbox.blobs import Batch, BlobStore, sha256_of, store_error, sync_directory
+from ringfence.sandbox.blobs import Batch, BlobStore, Underway, sha256_of, store_error, sync_directory
 from ringfence.sandbox.capture import capture_path, parent_times
 from ringfence.sandbox.names import WORKSPACE, BadNameError, shown
 from ringfence.sandbox.points import (
+    Damage,
     PointManifest,
     PointPath,
+    Ready,
     RestoreItem,
     RestorePlan,
     SnapshotError,
@@ -46,6 +48,8 @@ class SnapshotStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._blobs = BlobStore(root)
+        self._changing = threading.Lock()  # of points that are kept without the workspace's lock
+        self._underway = Underway(self._blobs, root / "restoring")
 
     def capture(
         self,
@@ -92,16 +96,20 @@ class SnapshotStore:
             )
             return self._save(manifest)
 
-    def put_record(self, point: str, record: Mapping[str, Any]) -> PointManifest:
+    def put_record(self, point: str, record: Mapping[str, Any], ready: Ready = None) -> PointManifest:
         """Keep a point that has only JSON, such as the before-images of rows. Durable and read back on return.
+
+        Once it is written, `ready` waits for what has to be so before it counts; there is no point where that raises.
 
         Raises:
             SnapshotError: it can't be kept.
         """
         with self._guard():
             self._blobs.prepare()
-            size = len(points.dump(PointManifest(point=point, extra=record)))
-            return self._save(PointManifest(point=point, extra=dict(record), size_bytes=size))
+            text = points.dump(PointManifest(point=point, extra=record))
+            size = len(text)
+            manifest = PointManifest(point=point, extra=dict(record), size_bytes=size)
+            return self._save(manifest, points.sized(text, size), ready)
 
     def keep(self, manifest: PointManifest, open_blob: Callable[[str], int]) -> PointManifest:
         """Take over a point of another store, with its content. Durable and read back on return.
@@ -113,7 +121,7 @@ class SnapshotStore:
         Raises:
             SnapshotError: it can't be kept, or the content is not the one that the point names.
         """
-        with self._guard():
+        with self._changing, self._guard():
             self._blobs.prepare()
             wanted = {e.blob: e.size for e in manifest.paths if e.kind == "file" and e.inline is None}
             batch = Batch(self._blobs, len(wanted))
@@ -164,10 +172,9 @@ class SnapshotStore:
         """
         with self._guard():
             try:
-                text = self._manifest(point).read_bytes()
+                return points.read(self._manifest(point), point)
             except FileNotFoundError:
                 return None
-        return points.parse(text, point)
 
     def require(self, point: str) -> PointManifest:
         """Read the manifest of a point that is known to have been taken.
@@ -195,11 +202,18 @@ class SnapshotStore:
 
     def verify(self, point: str) -> bool:
         """Read a point back: whether its manifest and all content are there, whole and right."""
+        return not self.damages([point])[point]
+
+    def damages(self, ids: Sequence[str]) -> dict[str, list[Damage]]:
+        """Read points back, all content included: what of each is missing or not as it was kept."""
+        return {point: self._damage(point) for point in ids}
+
+    def _damage(self, point: str) -> list[Damage]:
         try:
-            manifest = self.load(point)
-            return manifest is not None and all(self._is_whole(entry) for entry in manifest.paths)
-        except (SnapshotError, OSError):
-            return False
+            bad = [entry.path for entry in self.require(point).paths if not self._is_whole(entry)]
+        except (SnapshotError, OSError) as error:
+            return [Damage(path="", why=str(error))]
+        return [Damage(path=path, why="its content is missing or damaged") for path in bad]
 
     def points(self) -> list[str]:
         """Ids of all points, in the order of their numbers.
@@ -220,7 +234,7 @@ class SnapshotStore:
     def taken_at(self, point: str) -> float:
         """When a point was taken, in seconds since the epoch; now for one that is gone meanwhile."""
         try:
-            return self._manifest(point).stat().st_mtime
+            return self._manifest(point).lstat().st_mtime
         except FileNotFoundError:
             return time.time()
 
@@ -235,11 +249,11 @@ class SnapshotStore:
         )
 
     def remove(self, gone: Collection[str], needed: Collection[str]) -> int:
-        """Remove points, and all content but what others need. Nothing may be captured meanwhile.
+        """Remove points, and all content but what others need. Nothing may be captured meanwhile; points may be kept.
 
         Args:
             gone: ids; those that are not there are passed over.
-            needed: hashes of the content that stays.
+            needed: hashes of the content that stays; that of points which stay does anyway.
 
         Returns:
             Bytes that were freed.
@@ -248,17 +262,26 @@ class SnapshotStore:
             SnapshotError: the store can't be changed; it can be tried again.
         """
         freed = 0
-        with self._guard():
+        with self._changing, self._guard():
+            # INVARIANT: looked at here, where none is kept: the caller may not know of the newest.
+            needed = {*needed, *self.content_of([point for point in self.points() if point not in gone])}
             for point in gone:
-                freed += _remove(self._manifest(point))
+                freed += content.remove_file(self._manifest(point))
             # INVARIANT: the points go before their content, durably: one that is there is whole, also after a crash.
             if self.root.is_dir():
                 sync_directory(self.root)
-            freed += sum(_remove(path) for sha256, path in self._blobs.all() if sha256 not in needed)
+            freed += sum(
+                content.remove_file(path) for sha256, path in self._blobs.all() if sha256 not in needed
+            )
         return freed
 
     def plan_restore(
-        self, workspace: Workspace, points_newest_first: Sequence[str], path: str | None = None
+        self,
+        workspace: Workspace,
+        points_newest_first: Sequence[str],
+        path: str | None = None,
+        *,
+        torn: bool = False,
     ) -> RestorePlan:
         """Say what undoing some points would do: per path the oldest before-image against what the newest left.
 
@@ -266,13 +289,18 @@ class SnapshotStore:
             workspace: where the paths are.
             points_newest_first: ids of points that were taken.
             path: canonical path; only it and what lies beneath.
+            torn: whether an effect was cut off, so that its paths may be between two states.
 
         Raises:
             SnapshotError: a point is gone or damaged, or the workspace can't be read.
         """
         manifests = [self.require(point) for point in points_newest_first]
         with self._guard():
-            return restore.plan(workspace, manifests, path)
+            cut_off = self._underway.paths()
+            made = restore.plan(workspace, manifests, path, lambda name: torn or name in cut_off)
+            if cut_off <= set(made.unchanged):
+                restore.settle(workspace, self._underway)  # it was cut off after its last change, if at all
+            return made
 
     def restore(self, workspace: Workspace, plan: Sequence[RestoreItem]) -> None:
         """Bring paths back exactly: content, modes, owners (as root), times, attributes, links, empty directories.
@@ -297,7 +325,7 @@ class SnapshotStore:
                 raise SnapshotError(
                     f"the saved content of `{shown(damaged[0])}` is damaged; nothing was changed; roll back without it"
                 )
-            restore.run(workspace.tree, workspace.fingerprint, self._blobs, plan)
+            restore.run(workspace, self._blobs, plan, self._underway)
 
     def content(self, entry: PointPath) -> bytes:
         """The bytes of a file as a point has them; empty where it has no file there.
@@ -339,16 +367,18 @@ class SnapshotStore:
             raise SnapshotError(f"`{shown(point)}` is no id of a rollback point; list those there are")
         return self.root / f"{point}.json"
 
-    def _save(self, manifest: PointManifest) -> PointManifest:
+    def _save(self, manifest: PointManifest, text: bytes | None = None, ready: Ready = None) -> PointManifest:
         target = self._manifest(manifest.point)
-        text = points.dump(manifest)
+        text = points.dump(manifest) if text is None else text
         with self._blobs.temporary() as (fd, path):
             content.write_all(fd, text)
             os.fsync(fd)
+            if ready is not None:
+                ready()
             # INVARIANT: the manifest is the last thing written, so that a point with a manifest is whole.
             path.rename(target)
         sync_directory(self.root)
-        if points.parse(target.read_bytes(), manifest.point) != manifest:
+        if not points.holds(target, text, manifest.point):
             raise SnapshotError(
                 f"rollback point `{manifest.point}` reads back wrong; check the disk, then try again"
             )
@@ -364,13 +394,3 @@ class SnapshotStore:
             if workspace:
                 raise SnapshotError(str(workspace_error(error, str(error.filename or WORKSPACE)))) from error
             raise store_error(error, self.root) from error
-
-
-def _remove(path: Path) -> int:
-    """Remove a file that may be gone already; returns its bytes."""
-    try:
-        size = path.stat().st_size
-        path.unlink()
-    except FileNotFoundError:
-        return 0
-    return size

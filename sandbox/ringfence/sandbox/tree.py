@@ -12,7 +12,7 @@ import itertools
 import os
 import secrets
 import stat
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from pathlib import Path
 
 from ringfence.sandbox import openat
@@ -22,6 +22,8 @@ from ringfence.sandbox.openat import Opened
 
 _DIRECTORY_MODE = 0o755
 _DEEPEST = 64
+SYNC_ONE_BY_ONE = 64
+"""With more files or directories than this it is cheaper to make the whole file system durable."""
 _OWN_DEEPEST = 1
 """Directories on the way to a file that are looked at one by one; with more of them it is cheaper to take the agent's rights."""
 
@@ -114,13 +116,13 @@ class Tree:
             for step in above:
                 if not _owner_may(os.fstat(here), uid, stat.S_IXUSR):
                     return None
-                deeper = openat.open_beneath(here, step, openat.LOOK | os.O_DIRECTORY)
+                deeper = openat.open_child(here, step, openat.LOOK | os.O_DIRECTORY)
                 if here != self.fd:
                     os.close(here)
                 here = deeper
             if not _owner_may(os.fstat(here), uid, stat.S_IXUSR):
                 return None
-            opened = Opened(openat.open_beneath(here, name, openat.FILE))
+            opened = Opened(openat.open_child(here, name, openat.FILE))
         except OSError:
             return None
         finally:
@@ -173,15 +175,29 @@ class Tree:
             missing.append(above.pop())
         return missing[::-1]
 
-    def make_directory(self, path: str, mode: int = _DIRECTORY_MODE) -> None:
-        """Make one directory, durable; content with one that is there already."""
-        with self.parent(path) as (fd, name):
-            try:
-                os.mkdir(name, 0o700, dir_fd=fd)
-            except FileExistsError:
-                return
-            self._dress_directory(fd, name, mode)
-            os.fsync(fd)
+    def make_directory(self, path: str, mode: int = _DIRECTORY_MODE, *, sync: bool = True) -> None:
+        """Make one directory, in one step with its owner and bits; content with one that is there already.
+
+        Args:
+            path: canonical path.
+            mode: permission bits, the owner's own among them.
+            sync: make it durable.
+        """
+        if self.find(path) is not None:
+            return
+        staged = self.temporary_name()
+        os.mkdir(staged, 0o700, dir_fd=self.staging_fd)
+        try:
+            self._dress_directory(self.staging_fd, staged, mode)
+            with self.parent(path) as (fd, name):
+                openat.rename_new(self.staging_fd, staged, fd, name)
+                if sync:
+                    os.fsync(fd)
+        except FileExistsError:
+            self.drop(staged)
+        except BaseException:
+            self.drop(staged)
+            raise
 
     def _dress_directory(self, parent_fd: int, name: bytes, mode: int) -> None:
         made = os.open(name, openat.DIRECTORY, dir_fd=parent_fd)
@@ -217,6 +233,40 @@ class Tree:
             os.rename(name, last, src_dir_fd=self.staging_fd, dst_dir_fd=fd)
             if sync:
                 os.fsync(fd)
+
+    def another_name(self, name: bytes) -> bytes:
+        """Give something staged another name in the staging directory."""
+        other = self.temporary_name()
+        os.link(name, other, src_dir_fd=self.staging_fd, dst_dir_fd=self.staging_fd, follow_symlinks=False)
+        return other
+
+    def stage_name_of(self, path: str) -> bytes:
+        """Give a file of the tree another name in the staging directory."""
+        other = self.temporary_name()
+        with self.parent(path) as (fd, name):
+            os.link(name, other, src_dir_fd=fd, dst_dir_fd=self.staging_fd, follow_symlinks=False)
+        return other
+
+    def sync_directories(self, paths: Collection[str]) -> None:
+        """Make names, bits and times in some directories durable; those that are gone are passed over."""
+        if len(paths) > SYNC_ONE_BY_ONE:
+            openat.sync_filesystem(self.fd)
+            return
+        for path in sorted(paths):
+            try:
+                fd = self.open(path, openat.DIRECTORY)
+            except OSError as error:
+                if error.errno in {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}:
+                    continue
+                if error.errno != errno.EACCES:
+                    raise
+                # Its bits keep even its owner from listing it.
+                openat.sync_filesystem(self.fd)
+                continue
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
     def rename(self, source: str, target: str) -> None:
         """Rename beneath the root, never replacing; durable on return."""

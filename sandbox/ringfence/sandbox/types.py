@@ -52,6 +52,20 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loopback:
+    """Doors on the loopback of a program's own network namespace, the only device there.
+
+    Attributes:
+        port: of 127.0.0.1 that listens inside. The program can make TCP sockets and no others besides unix ones.
+        hand_fd: a unix socket that gets the listening one, as SCM_RIGHTS with a byte, before the program runs: whoever has its
+            other end accepts what the program connects, with nothing in between. The backend duplicates it.
+    """
+
+    port: int
+    hand_fd: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSpec:
     """An agent's own program.
 
@@ -62,6 +76,9 @@ class ProgramSpec:
         image: directory whose content is seen read-only as `/program`, the working directory.
         socket_dir: directory that holds `syscall.sock`, which listens already. The program reaches it as
             `/run/ringfence/syscall.sock`, by a bind or through a relay.
+        overlay: empty directory on the file system of `image`: the program works on a writable overlay of the image, seen as
+            `/workspace`, its working directory, and there is no `/program`. The upper layer is left in it as a command's is.
+            None: the image is all, and nothing is writable. For a backend whose `direct` is empty.
         readonly: directories seen at the same path, read-only.
         binds: directories seen read-only at another path, by that path; for a backend that runs another one's sandboxes.
         uid: uid to run as when the kernel is root; None: the kernel's own (in a user namespace). A backend whose
@@ -70,6 +87,7 @@ class ProgramSpec:
         stdout_fd: write end for standard output; the backend duplicates it and the caller closes its own. A program that
             writes faster than it is read waits.
         stderr_fd: the same for standard error.
+        loopback: None: no network at all, and no socket but unix ones.
     """
 
     agent: str
@@ -77,6 +95,7 @@ class ProgramSpec:
     env: Mapping[str, str]
     image: Path
     socket_dir: Path
+    overlay: Path | None = None
     readonly: Sequence[Path] = ()
     mounts: Mapping[Path, Path] = field(default_factory=dict[Path, Path])
     require: Sequence[str] = ()
@@ -86,6 +105,7 @@ class ProgramSpec:
     stdin: bytes = b""
     stdout_fd: int = 1
     stderr_fd: int = 2
+    loopback: Loopback | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +215,11 @@ class Sandbox(Protocol):
     @property
     def name(self) -> str:
         """`native`, `docker` or `remote`."""
+        ...
+
+    @property
+    def direct(self) -> str:
+        """Why its programs can't work on an overlay of their own (`ProgramSpec.overlay`); empty: they can."""
         ...
 
     def walls(self) -> Sequence[Wall]:

@@ -59,6 +59,10 @@ class Meter:
         """The total, None where it has to be counted first."""
         return self._used
 
+    def carry_on(self, used: Usage | None) -> None:
+        """Take over the total of another meter of the same workspace."""
+        self._used = used
+
     def used(self) -> Usage:
         """The total; reads the whole tree once.
 

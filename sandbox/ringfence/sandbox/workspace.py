@@ -116,7 +116,7 @@ class Workspace(WorkspaceReader):
             facts = os.fstat(old)
             if os.geteuid() == 0:
                 os.fchown(fd, facts.st_uid, facts.st_gid)
-            content.write_xattrs(fd, content.read_xattrs(old))
+            content.write_xattrs(fd, content.read_xattrs(old, lists=True))
             os.fchmod(fd, stat.S_IMODE(facts.st_mode) & ~content.SET_ID)
         # The clock of the file system ticks in milliseconds, too coarse to tell two versions apart.
         now = time.time_ns()

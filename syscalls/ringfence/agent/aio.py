@@ -6,9 +6,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from ringfence.agent import family_operations, operations, wire
+from ringfence.agent.aio_a2a import AsyncA2a
 from ringfence.agent.aio_calls import AsyncCaller
-from ringfence.agent.aio_exchange import AsyncArtifacts, AsyncMemory, AsyncMessages
+from ringfence.agent.aio_exchange import AsyncArtifacts, AsyncMemory, AsyncMessages, AsyncTasks
+from ringfence.agent.aio_mcp import AsyncMcp
 from ringfence.agent.aio_namespaces import AsyncExec, AsyncFiles, AsyncHttp, AsyncSql
+from ringfence.agent.aio_objects import AsyncObjects
 from ringfence.agent.aio_session import AsyncSession
 from ringfence.agent.aio_state import AsyncCheckpoint, AsyncState
 from ringfence.agent.claims import AsyncClaim, take
@@ -43,6 +46,9 @@ class AsyncRingfence:
         messages: messages to and from other agents.
         memory: texts to find again.
         artifacts: bytes under names.
+        objects: objects in declared buckets.
+        mcp: tools of declared MCP servers.
+        a2a: declared agents elsewhere.
         checkpoint: the program's own state, from which a restart continues.
         identity: who this program is to the kernel.
     """
@@ -59,8 +65,12 @@ class AsyncRingfence:
         self.llm = AsyncModels(caller)
         self.state = AsyncState(caller)
         self.messages = AsyncMessages(caller)
+        self.tasks = AsyncTasks(caller)
         self.memory = AsyncMemory(caller)
         self.artifacts = AsyncArtifacts(caller)
+        self.objects = AsyncObjects(caller)
+        self.mcp = AsyncMcp(caller)
+        self.a2a = AsyncA2a(caller)
         self.checkpoint = AsyncCheckpoint(caller, welcome, version, upgraders)
         self.identity = Identity(agent=welcome.agent, thread=welcome.thread, branch=welcome.branch)
 

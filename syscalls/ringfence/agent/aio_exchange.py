@@ -1,4 +1,4 @@
-"""`rf.messages`, `rf.memory` and `rf.artifacts` for asyncio."""
+"""`rf.messages`, `rf.tasks`, `rf.memory` and `rf.artifacts` for asyncio."""
 
 from __future__ import annotations
 
@@ -46,6 +46,32 @@ class AsyncMessages:
             The message; None where none came in time.
         """
         return await self._caller.run(operations.receive(timeout_s, from_))
+
+
+class AsyncTasks:
+    """Tasks that clients gave this agent by A2A. Each begins with a message of theirs."""
+
+    def __init__(self, caller: AsyncCaller) -> None:
+        self._caller = caller
+
+    async def update(
+        self, task: str, state: str = "", text: str | None = None, *, json: Any = None, artifact: str = ""
+    ) -> str:
+        """Tell the client of a task how it stands, or give it a result; gives the task's state after it.
+
+        Args:
+            task: its id, as the message that began it says in `task`.
+            state: `working`, `input-required`, `auth-required`, `completed`, `failed` or `rejected`; empty: as it was.
+            text: what is told, or the result, or
+            json: a JSON value instead.
+            artifact: name of the result; empty: what is told is no result.
+
+        Raises:
+            NoSuchResource: this agent has no such task.
+            Conflict: it has ended, as when its client canceled it.
+            QuotaExceeded: too much was told of it.
+        """
+        return await self._caller.run(operations.update(task, state, text, json, artifact))
 
 
 class AsyncMemory:

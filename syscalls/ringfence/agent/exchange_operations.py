@@ -1,4 +1,4 @@
-"""Operations on what agents send each other and keep: messages, memory, artifacts. For both front ends; no I/O."""
+"""Operations on what agents send each other and keep: messages, tasks, memory, artifacts. For both front ends; no I/O."""
 
 from __future__ import annotations
 
@@ -50,6 +50,22 @@ def _message(result: Json) -> kept.Message | None:
         json=found.get("json"),
         sent_at=moment(found["sent_at"]),
     )
+
+
+# --- tasks
+
+
+def update(task: str, state: str, text: str | None, value: Any, artifact: str) -> Operation[str]:
+    """Tell of a task."""
+    if text is not None and value is not None:
+        raise InvalidRequest("what is told is either `text` or `json`: leave one of them out")
+    arguments: Json = {"task": task, "state": state, "artifact": artifact}
+    if text is not None:
+        arguments["text"] = text
+    elif value is not None:
+        wire.check_plain("what is told", value)
+        arguments["json"] = value
+    return Operation("tasks.update", arguments, lambda r: str(r["state"]))
 
 
 # --- memory

@@ -115,6 +115,14 @@ class Exchange:
         self._last = self._last or last
         self._fill()
 
+    def finish(self) -> None:
+        """Say that nothing follows what was sent."""
+        if self._last or self.ended is not None:
+            return
+        self._last = True
+        if not self._unsent:
+            self.outgoing += _head(0, _DATA, _END_STREAM, _STREAM)
+
     def _fill(self) -> None:
         while self._unsent and self.ended is None:
             part = self._unsent[0]

@@ -1,4 +1,4 @@
-"""What calls on messages, memory and artifacts return."""
+"""What calls on messages, memory, artifacts and objects return."""
 
 from __future__ import annotations
 
@@ -87,6 +87,73 @@ class Content(bytes):
         content.name, content.version, content.ref = name, version, ref
         content.media_type, content.size_bytes = media_type, size_bytes
         return content
+
+    @property
+    def text(self) -> str:
+        """The bytes as UTF-8; what isn't shows as `�`."""
+        return self.decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectInfo:
+    """One object of a list.
+
+    Attributes:
+        object: its name, `NAME/KEY`.
+        size_bytes: its size.
+        version: changes whenever its content does.
+        modified_at: when it was changed last, UTC; None: not known.
+    """
+
+    object: str
+    size_bytes: int
+    version: str
+    modified_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectStored:
+    """How an object was written: its version, its size in bytes, and whether nothing stood there before."""
+
+    version: str
+    size_bytes: int
+    created: bool
+
+
+class ObjectContent(bytes):
+    """The bytes of an object, or of a part of it.
+
+    Attributes:
+        version: of the object.
+        size_bytes: size of the whole.
+        content_type: its content type.
+        metadata: what else belongs to it, by name.
+    """
+
+    version: str
+    size_bytes: int
+    content_type: str
+    metadata: Mapping[str, str]
+
+    @classmethod
+    def of(
+        cls, data: bytes, *, version: str, size_bytes: int, content_type: str, metadata: Mapping[str, str]
+    ) -> Self:
+        """Make one."""
+        content = cls(data)
+        content.version, content.size_bytes = version, size_bytes
+        content.content_type, content.metadata = content_type, metadata
+        return content
+
+    def with_data(self, data: bytes) -> Self:
+        """The same object with more of its bytes."""
+        return self.of(
+            data,
+            version=self.version,
+            size_bytes=self.size_bytes,
+            content_type=self.content_type,
+            metadata=self.metadata,
+        )
 
     @property
     def text(self) -> str:

@@ -7,13 +7,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ringfence.agent import family_operations, operations, wire
+from ringfence.agent.a2a import A2a
 from ringfence.agent.calls import Caller
 from ringfence.agent.claims import Claim, take
 from ringfence.agent.core import PATIENCE_S
-from ringfence.agent.exchange import Artifacts, Memory, Messages
+from ringfence.agent.exchange import Artifacts, Memory, Messages, Tasks
 from ringfence.agent.lanes import Lane, ThreadLanes
+from ringfence.agent.mcp import Mcp
 from ringfence.agent.models import Models
 from ringfence.agent.namespaces import Exec, Files, Http, Sql
+from ringfence.agent.objects import Objects
 from ringfence.agent.session import Session
 from ringfence.agent.state import Checkpoint, State, Upgrader
 from ringfence.agent.threads import WORKERS, Threads, Worker
@@ -41,6 +44,9 @@ class Ringfence:
         messages: messages to and from other agents.
         memory: texts to find again.
         artifacts: bytes under names.
+        objects: objects in declared buckets.
+        mcp: tools of declared MCP servers.
+        a2a: declared agents elsewhere.
         checkpoint: the program's own state, from which a restart continues.
         identity: who this program is to the kernel.
     """
@@ -59,8 +65,12 @@ class Ringfence:
         self.llm = Models(caller)
         self.state = State(caller)
         self.messages = Messages(caller)
+        self.tasks = Tasks(caller)
         self.memory = Memory(caller)
         self.artifacts = Artifacts(caller)
+        self.objects = Objects(caller)
+        self.mcp = Mcp(caller)
+        self.a2a = A2a(caller)
         self.checkpoint = Checkpoint(caller, welcome, version, upgraders)
         self.identity = Identity(agent=welcome.agent, thread=welcome.thread, branch=welcome.branch)
 

@@ -219,7 +219,16 @@ def _upgraded(welcome: Welcome, version: int, upgraders: Mapping[int, Upgrader])
                 f"the checkpoint has version {saved} and no upgrader leads from {number} to {number + 1}:"
                 f" pass `upgraders={{{number}: function}}` to `agent.boot`"
             )
-        state = upgraders[number](state)
+        try:
+            state = upgraders[number](state)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            what = (
+                f"it has no `{error.args[0]}`" if isinstance(error, KeyError) and error.args else str(error)
+            )
+            raise CheckpointUnreadable(
+                f"the checkpoint has version {saved}, and its upgrader from {number} to {number + 1} can't read it: {what};"
+                " mend the upgrader, or roll back to an earlier step with `ringfence rollback`"
+            ) from error
     return state
 
 

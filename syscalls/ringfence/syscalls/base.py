@@ -37,7 +37,7 @@ from ringfence.sandbox.usage import Meter
 from ringfence.sandbox.workspace import Workspace
 from ringfence.syscalls.confined import Confined
 from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
-from ringfence.syscalls.lent import AsyncLock, Lent
+from ringfence.syscalls.lent import AsyncLock, Doubt, Lent
 from ringfence.syscalls.payload import Carries
 
 if TYPE_CHECKING:
@@ -98,16 +98,23 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         resource: as people see it in `steps`.
         questions: all must be allowed.
+        foreseen: those that are put again while it runs, when more is known; before, only a deny of one counts.
         effect: raised above the row's for this call, or None.
         idempotent: False for an external call whose resource takes no key; recovery then reports it as unknown.
+        no_return: why nothing can undo it, in words for people that begin with "can't be undone"; empty: something can, or it need
+            not. A call that destroys and has no way back is never let run by a rule: a person is asked.
+        doubt: why a person is asked whatever rules say; None: nothing is doubtful.
         reserve: amounts of totals (`tokens`, `usd`) that the call may take at most; reserved before it runs.
         data: whatever `run` wants to find again in `call.plan.data`.
     """
 
     resource: str
     questions: tuple[Question, ...]
+    foreseen: tuple[Question, ...] = ()
     effect: Effect | None = None
     idempotent: bool = True
+    no_return: str = ""
+    doubt: Doubt | None = None
     reserve: Mapping[str, float] = NOTHING_RESERVED
     data: Any = None
 
@@ -194,7 +201,7 @@ class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
     answer: str = ""
 
 
-WaitKind: TypeAlias = Literal["timer", "message", "approval", "budget", "rate"]
+WaitKind: TypeAlias = Literal["timer", "message", "approval", "budget", "rate", "credential"]
 """What a call may wait for."""
 
 

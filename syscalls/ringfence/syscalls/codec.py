@@ -270,6 +270,15 @@ def _find_bad_text(root: Any) -> tuple[str, str] | None:
     return None
 
 
+def holds_nul(value: Any) -> bool:
+    """Whether a JSON value of somebody else's holds a NUL character, which the database keeps in no text."""
+    if isinstance(value, str):
+        return "\0" in value
+    if isinstance(value, dict):
+        return any(holds_nul(key) or holds_nul(one) for key, one in cast("dict[str, Any]", value).items())
+    return isinstance(value, list) and any(holds_nul(one) for one in cast("list[Any]", value))
+
+
 def _bad_text(text: str) -> str:
     if "\x00" in text:
         return "a NUL character"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from ringfence.sandbox.direct import DirectLayer
 from ringfence.sandbox.types import Limits, Sandbox
 
 
@@ -49,6 +50,11 @@ class Confined(Protocol):
     @property
     def uid(self) -> int | None:
         """Host uid of the agent's sandboxes; None: the kernel's own."""
+        ...
+
+    @property
+    def direct(self) -> DirectLayer | None:
+        """The overlay that its program works on; None: the program sees an image, and changes files by calls alone."""
         ...
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 from ringfence.policy.types import Verdict
 from ringfence.sandbox import changes as overlay
 from ringfence.sandbox.changes import Change, ChangesError, ChangeSet
+from ringfence.sandbox.content import is_between
 from ringfence.sandbox.names import shown
 from ringfence.sandbox.snapshots import PointManifest, SnapshotError
 from ringfence.sandbox.usage import changed
@@ -23,6 +24,7 @@ from ringfence.syscalls.refusals import outcome_unknown
 _MOST_RECORDED = 1000
 _MOST_COVERS = 256
 _MOST_DIFFED = 50
+_BEGUN = "begun"
 _MOST_DIFF_CHARS = 64 << 10
 
 
@@ -48,8 +50,13 @@ def questions_of(changes: ChangeSet) -> list[Question]:
     return questions + [Question(action="fs.delete", resource=path) for path in changes.removed]
 
 
-async def read(call: Call, upper: Path) -> ChangeSet:
+async def read(call: Call, upper: Path, look: Callable[[], ChangeSet] | None = None) -> ChangeSet:
     """Read the change set.
+
+    Args:
+        call: whose it is.
+        upper: the upper layer.
+        look: reads it; None: it is all that differs from the live workspace.
 
     Raises:
         Denied: something in it never enters a workspace.
@@ -57,7 +64,7 @@ async def read(call: Call, upper: Path) -> ChangeSet:
 
     def read() -> ChangeSet:
         overlay.sync_upper(upper)
-        return overlay.read_changes(upper, call.env.workspace.root)
+        return look() if look is not None else overlay.read_changes(upper, call.env.workspace.root)
 
     changes = await fs_common.in_thread(read)
     for change in changes.changes:
@@ -158,13 +165,14 @@ async def _apply(call: Call, upper: Path, changes: ChangeSet, manifest: PointMan
     """
     env = call.env
     env.snapshots.touch(manifest.point)
+
     try:
         await fs_common.in_thread(lambda: apply_all(env, upper, changes), effect=True)
     except ChangesError as error:
         env.meter.forget()
         try:
             await fs_common.in_thread(lambda: _put_back(env, manifest), effect=True)
-        except (SnapshotError, WorkspaceError) as worse:
+        except SnapshotError as worse:
             what = (
                 f"the changes were applied in part ({error}) and could not be put back ({worse}); put the rest back: "
                 f"ringfence rollback {env.agent} --to {manifest.point}, or mend it by hand"
@@ -179,14 +187,33 @@ def apply_all(env: Env, upper: Path, changes: ChangeSet) -> None:
     Raises:
         ChangesError: it can't be applied.
     """
+    _mark_begun(upper)
     overlay.apply_changes(upper, env.workspace.root, changes, uid=env.uid)
 
 
 def _put_back(env: Env, manifest: PointManifest) -> None:
-    untouched = all(env.workspace.fingerprint(entry.path) == entry.before for entry in manifest.paths)
-    if not untouched:
-        restored = env.snapshots.plan_restore(env.workspace, [manifest.point])
-        env.snapshots.restore(env.workspace, restored.items)
+    for path, reason in fs_common.put_back(env, manifest).items():
+        raise SnapshotError(f"`{shown(path)}`: {reason}")
+
+
+def _mark_begun(upper: Path) -> None:
+    """Say that the workspace is about to change: from here on its paths may be between before and after.
+
+    It need not be durable: after a crash of the machine that lost it, a path between the two is an unknown outcome.
+    """
+    begun_file(upper).touch()
+
+
+def begun_file(upper: Path) -> Path:
+    """What lies beside an upper layer from when its changes begin to be applied."""
+    return upper.parent / _BEGUN
+
+
+def has_begun(call: Call) -> bool:
+    """Whether the changes of a call began to be applied."""
+    layer = call.env.direct
+    scratch = call.env.scratch_root / f"p{call.step}" if layer is None else layer.place
+    return (scratch / _BEGUN).exists()
 
 
 def load(call: Call, point: str) -> PointManifest:
@@ -205,8 +232,9 @@ def load(call: Call, point: str) -> PointManifest:
 
 
 def compare(call: Call, manifest: PointManifest) -> tuple[bool, bool]:
-    """Whether all paths are as the command left them, and whether all are as they were."""
+    """Whether all paths are as the command left them, and whether all are as they were. Of times alone both are said."""
     done = untouched = True
+    begun = has_begun(call)
     for entry in manifest.paths:
         try:
             current = call.env.workspace.fingerprint(entry.path)
@@ -214,7 +242,7 @@ def compare(call: Call, manifest: PointManifest) -> tuple[bool, bool]:
             what = f"can't tell what became of `{shown(entry.path)}`: {error}"
             raise outcome_unknown(call, what) from error
         after = manifest.expect.get(entry.path, entry.before)
-        if current not in {entry.before, after}:
+        if current not in {entry.before, after} and not (begun and is_between(current, entry.before, after)):
             name = shown(entry.path)
             what = f"`{name}` is neither as it was before the crash nor as the command left it; look at it"
             raise outcome_unknown(call, what, path=name)
@@ -247,13 +275,15 @@ def _in_already(call: Call, manifest: PointManifest) -> bool:
         OutcomeUnknown: the same, and a part was applied.
     """
     try:
-        return compare(call, manifest)[0]
+        done, untouched = compare(call, manifest)
     except errors.OutcomeUnknown:
         if any(_changed_to(call, entry.path, entry.before, manifest) for entry in manifest.paths):
             raise
         raise errors.Conflict(
             "the workspace changed while the changes waited for approval; nothing was applied: run the command again"
         ) from None
+    # Where times are all that changes, nobody can tell: they are set again.
+    return done and not untouched
 
 
 def _changed_to(call: Call, path: str, before: str, manifest: PointManifest) -> bool:
@@ -267,7 +297,7 @@ def _detail(call: Call, changes: ChangeSet, upper: Path) -> dict[str, Any]:
     listed = changes.changes[:_MOST_RECORDED]
     parts = [_text_diff(call.env, upper, change, hide) for change in listed[:_MOST_DIFFED]]
     return {
-        "command": shlex.join(call.plan.questions[0].resource),
+        "command": call.plan.resource,
         "changes": hide.value([_shown_change(upper, change) for change in listed]),
         "touches": len(changes.changes),
         "diff": "".join(parts)[:_MOST_DIFF_CHARS],

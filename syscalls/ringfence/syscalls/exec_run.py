@@ -12,6 +12,7 @@ import shlex
 from pathlib import Path
 
 import msgspec
+from ringfence.policy.shell import redirections
 from ringfence.policy.types import Verdict
 from ringfence.sandbox import changes as overlay
 from ringfence.sandbox.changes import ChangesError, ChangeSet
@@ -60,6 +61,9 @@ class Result(msgspec.Struct, frozen=True):
 def plan(arguments: Arguments, env: Env) -> Plan:
     """Check the words and the working directory. A program given by path is asked about by its name too.
 
+    What shell scripts among the words open by redirections is asked about as calls on files. A person who is asked about a
+    write sees what was written, so that comes when the changes are judged.
+
     Raises:
         InvalidRequest: nothing to run, or an environment that would change what the rules mean.
     """
@@ -87,7 +91,22 @@ def plan(arguments: Arguments, env: Env) -> Plan:
         if not name:
             raise errors.InvalidRequest(f"`{shown(words[0])}` is no program; give its name")
         questions.append(Question(action="exec.run", resource=(name, *words[1:])))
-    return Plan(resource=shlex.join(argv), questions=tuple(questions), data=cwd)
+    files = _redirected(env, words, cwd)
+    questions.extend(one for one in files if one.action == "fs.read")
+    writes = tuple(one for one in files if one.action == "fs.write")
+    return Plan(resource=shlex.join(argv), questions=tuple(questions), foreseen=writes, data=cwd)
+
+
+def _redirected(env: Env, words: tuple[str, ...], cwd: str) -> list[Question]:
+    found: list[Question] = []
+    for action, path in redirections(words, cwd, WORKSPACE):
+        try:
+            where = env.workspace.canonical(path)
+        except WorkspaceError:
+            # Whoever runs the script can't open it either, or the changes are judged as what they turn out to be.
+            where = path
+        found.append(Question(action=action, resource=where))
+    return list(dict.fromkeys(found))
 
 
 async def run(call: Call, arguments: Arguments) -> Result:
@@ -196,12 +215,13 @@ async def recover(call: Call, arguments: Arguments) -> Result | Rerun:
         if untouched and not done and not upper.is_dir():
             # Only the end of `run` removes the layer, so it refused or failed before anything was applied.
             return Rerun.RERUN
-        if not done:
+        if not done or (untouched and upper.is_dir()):
             if not upper.is_dir():
                 what = f"what step {call.step} was about to apply is lost; look at its paths"
                 raise outcome_unknown(call, what)
             changes = ChangeSet.from_json(manifest.extra["changes"])
-            if untouched and not await _still_allowed(call, changes):
+            under_way = not untouched or (done and exec_changes.has_begun(call))
+            if not under_way and not await _still_allowed(call, changes):
                 await fs_common.in_thread(lambda: overlay.discard(scratch), effect=True)
                 return Rerun.RERUN
             call.env.meter.forget()

@@ -42,21 +42,18 @@ async def run(call: Call, arguments: Arguments) -> Result:
     def prepare() -> Change:
         fs_common.resolve_again(env, arguments.path, path)
         old = env.workspace.existing_file(path)
-        expect = fs_common.new_parents(env, path)
+        parents = fs_common.new_parents(env, path)
         size = len(arguments.data) + (0 if old is None else old.size_bytes)
-        grows = written(old, size, len(expect))
+        bits = _NEW_FILE_MODE if old is None else old.mode & ~content.SET_ID
         if old is None:
             digest = hashlib.sha256(arguments.data).hexdigest()
         else:
             digest = env.workspace.content_hash(path, arguments.data)
-        expect[path] = content.file_fingerprint(
-            _NEW_FILE_MODE if old is None else old.mode & ~content.SET_ID, digest
-        )
         return Change(
-            paths=list(expect),
-            expect=expect,
+            paths=[*parents, path],
+            expect=fs_common.expect_file(parents, bits, digest),
             effect=lambda: env.workspace.append(path, arguments.data),
-            grows=grows,
+            grows=written(old, size, len(parents)),
             extra={"path": path},
         )
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 from ringfence.policy.types import Verdict
 from ringfence.sandbox import content
+from ringfence.sandbox.content import is_between
 from ringfence.sandbox.names import parent, shown
 from ringfence.sandbox.records import PathInfo
 from ringfence.sandbox.snapshots import PointManifest, PointPath, SnapshotError
@@ -183,10 +184,24 @@ async def judge_all(call: Call, questions: Sequence[Question]) -> set[Verdict]:
         part = questions[start : start + _BATCH]
         found = await call.judge(part)
         if Verdict.DENY in found:
+            await _refuse(call, part[list(found).index(Verdict.DENY)])
             await call.require(part)
         verdicts.update(found)
         await asyncio.sleep(0)
     return verdicts
+
+
+async def _refuse(call: Call, question: Question) -> None:
+    """Raise what one question is denied for, and say which it was.
+
+    Raises:
+        Denied: a rule.
+    """
+    try:
+        await call.require([question])
+    except errors.SyscallError as error:
+        error.metadata |= {"action": question.action, "path": shown(str(question.resource))}
+        raise
 
 
 async def protected(call: Call, prepare: Callable[[], Change]) -> Any:
@@ -232,10 +247,42 @@ async def protected(call: Call, prepare: Callable[[], Change]) -> Any:
         done = await in_thread(change.effect, effect=True)
     except WorkspaceError as error:
         call.env.meter.forget()
+        await _undo_part(call, manifest, error)
         raise refusal(error) from error
     call.env.meter.add(removed(manifest.paths) if change.grows is None else change.grows)
     await call.failpoint("after_effect")
     return done
+
+
+async def _undo_part(call: Call, manifest: PointManifest, error: WorkspaceError) -> None:
+    """Put back what a change that failed in the middle had done, such as directories made for a file that found no room.
+
+    Raises:
+        OutcomeUnknown: it can't be put back.
+    """
+    try:
+        await in_thread(lambda: put_back(call.env, manifest), effect=True)
+    except SnapshotError as worse:
+        what = (
+            f"the change failed in the middle ({error}) and could not be put back ({worse}); put the rest back: "
+            f"ringfence rollback {call.env.agent} --to {manifest.point}, or mend it by hand"
+        )
+        raise outcome_unknown(call, what) from worse
+
+
+def put_back(env: Env, manifest: PointManifest) -> Mapping[str, str]:
+    """Bring all paths of a point back, also those that an effect left between two states.
+
+    Returns:
+        Those that others changed meanwhile, which stay, each with the reason.
+
+    Raises:
+        SnapshotError: they can't be brought back.
+    """
+    restored = env.snapshots.plan_restore(env.workspace, [manifest.point], torn=True)
+    if restored.items:
+        env.snapshots.restore(env.workspace, restored.items)
+    return restored.reasons
 
 
 async def settle(call: Call, finish: Callable[[PointManifest], None]) -> PointManifest | Rerun:
@@ -292,7 +339,7 @@ def _compare(call: Call, manifest: PointManifest) -> tuple[bool, bool]:
     for entry in manifest.paths:
         current = call.env.workspace.fingerprint(entry.path)
         expected = manifest.expect.get(entry.path, entry.before)
-        if current not in {expected, entry.before}:
+        if current not in {expected, entry.before} and not is_between(current, entry.before, expected):
             name = shown(entry.path)
             what = f"`{name}` is neither as it was before the crash nor as the call would have left it; look at it"
             raise outcome_unknown(call, what, path=name)
@@ -303,5 +350,15 @@ def _compare(call: Call, manifest: PointManifest) -> tuple[bool, bool]:
 
 def new_parents(env: Env, path: str) -> dict[str, str]:
     """The directories that writing to a path would make, with the fingerprint they will have."""
-    made = content.directory_fingerprint(0o755)
+    made = content.directory_fingerprint(0o755, {})
     return dict.fromkeys(env.workspace.missing_parents(path), made)
+
+
+def expect_file(
+    parents: Mapping[str, str], mode: int, digest: str
+) -> Callable[[Sequence[PointPath]], Mapping[str, str]]:
+    """What a file that is written will be, the last of the paths, which keeps its attributes, and what the directories made for it."""
+    return lambda entries: {
+        **parents,
+        entries[-1].path: content.file_fingerprint(mode, digest, entries[-1].xattrs),
+    }

@@ -49,15 +49,14 @@ async def run(call: Call, arguments: Arguments) -> Result:
     def prepare() -> Change:
         fs_common.resolve_again(env, arguments.path, path)
         old = env.workspace.existing_file(path)
-        expect = fs_common.new_parents(env, path)
+        parents = fs_common.new_parents(env, path)
         bits = mode if old is None else old.mode & ~content.SET_ID
-        grows = written(old, len(arguments.data), len(expect))
-        expect[path] = content.file_fingerprint(bits, hashlib.sha256(arguments.data).hexdigest())
+        digest = hashlib.sha256(arguments.data).hexdigest()
         return Change(
-            paths=list(expect),
-            expect=expect,
+            paths=[*parents, path],
+            expect=fs_common.expect_file(parents, bits, digest),
             effect=lambda: env.workspace.write(path, arguments.data, mode),
-            grows=grows,
+            grows=written(old, len(arguments.data), len(parents)),
             extra={"path": path},
         )
 

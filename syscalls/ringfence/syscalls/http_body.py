@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ringfence.policy.exact import Exact
 from ringfence.policy.hearsay import folded
 
 _JSON_TYPE: Final = re.compile(r"(application|text)/([a-z0-9!#$&^_.-]+\+)?json")
@@ -30,7 +31,7 @@ def json_of(body: bytes, headers: Mapping[str, str]) -> Any:
     if not _says_json(headers):
         raise NotPlain
     try:
-        return json.loads(body, object_pairs_hook=_once)
+        return json.loads(body, object_pairs_hook=_once, parse_float=Exact)
     except (ValueError, RecursionError):
         raise NotPlain from None
 

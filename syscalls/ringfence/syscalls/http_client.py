@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 from ringfence.syscalls.base import Call, Effect
-from ringfence.syscalls.declared import HttpResource
+from ringfence.syscalls.declared import HttpResource, HttpUndo
 from ringfence.syscalls.errors import (
     BudgetExhausted,
     CallFailed,
@@ -24,6 +24,7 @@ from ringfence.syscalls.errors import (
     OutcomeUnknown,
     SnapshotFailed,
 )
+from ringfence.syscalls.http_pools import Pools
 from ringfence.syscalls.http_reach import deliver, reachable
 from ringfence.syscalls.payload import Room
 from ringfence.syscalls.ratelimits import wait_of
@@ -104,8 +105,7 @@ async def send(call: Call, body: bytes) -> Answer:
     """Send the planned request.
 
     Raises:
-        SnapshotFailed: the resource declares it destructive and not how it is undone, or what it destroys can't be
-            kept; nothing is sent.
+        SnapshotFailed: what it destroys or changes has to be kept and can't be; nothing is sent.
         CallFailed: nothing was sent, or sending it again does nothing twice; `sent` in the metadata says
             which.
         OutcomeUnknown: it may have arrived, and the target takes no key.
@@ -114,8 +114,8 @@ async def send(call: Call, body: bytes) -> Answer:
     """
     target: Target = call.plan.data
     resource = target.resource
-    if call.plan.effect is Effect.DESTROY:
-        await _protect(call, target, body)
+    keeps = call.plan.effect is not None or not target.reads
+    keeps = keeps and await _protect(call, target, body)
     upstream = upstream_of(resource)
     await call.failpoint("before_effect")
     for attempt in range(1, ATTEMPTS_MAX + 1):
@@ -125,6 +125,8 @@ async def send(call: Call, body: bytes) -> Answer:
         wait_s = wait_of(answer.status, answer.headers, answer.body, attempt)
         if wait_s is None:
             await call.failpoint("after_effect")
+            if keeps:
+                await _look_after(call, target)
             return answer
         upstream.told(wait_s)
         if not call.plan.idempotent:
@@ -133,16 +135,41 @@ async def send(call: Call, body: bytes) -> Answer:
     raise upstream.exceeded(ATTEMPTS_MAX)
 
 
-async def _protect(call: Call, target: Target, body: bytes) -> None:
+async def _protect(call: Call, target: Target, body: bytes) -> bool:
+    """Keep what the call destroys or changes. Returns whether the resource says how."""
     from ringfence.syscalls.http_undo import keep, undo_of  # noqa: PLC0415 - it sends through the clients here
 
     undo = undo_of(target.resource, target.method, target.url)
-    if undo is None:
+    if undo is None and call.plan.effect is Effect.DESTROY and not call.plan.no_return:
         raise SnapshotFailed(
-            f"`{target.method}` on `{target.resource.name}` destroys data and can't be undone: "
-            "the resource declares no `undo` for it; the operator can declare one, or change its `effects`"
+            f"`{target.resource.name}` no longer says how this {target.method} is undone, and nobody was asked; nothing was sent, "
+            "make the call again"
         )
+    if undo is not None and undo.compensate and call.plan.effect is Effect.DESTROY:
+        _require_nameable(target, undo, body)
+    if undo is None or not undo.keep:
+        return False
     await keep(call, undo, target, body)
+    return True
+
+
+def _require_nameable(target: Target, undo: HttpUndo, body: bytes) -> None:
+    # INVARIANT: what destroys runs by a rule alone only where there is a way back, whatever body its caller chose.
+    from ringfence.syscalls.http_compensate import NoWay, Recorded, check_nameable  # noqa: PLC0415 - the same
+
+    about = Recorded(
+        url=target.url, headers=target.headers, body=body, status=0, answer_headers={}, answer=b""
+    )
+    try:
+        check_nameable(target.resource, undo, about)
+    except NoWay as error:
+        raise SnapshotFailed(f"nothing could make up for the call: {error}; nothing was sent") from None
+
+
+async def _look_after(call: Call, target: Target) -> None:
+    from ringfence.syscalls.http_undo import note_after  # noqa: PLC0415 - the same
+
+    await note_after(call, target)
 
 
 async def _send_once(call: Call, body: bytes) -> Answer:
@@ -311,13 +338,10 @@ def client_of(host: str, *, keep: bool) -> httpx.AsyncClient:
     client = clients.by_host.get((host, keep))
     if client is None:
         client = httpx.AsyncClient(
-            verify=_tls(),
+            transport=Pools(_tls(), most=CONNECTIONS_MAX, keep=keep),
             trust_env=False,
             follow_redirects=False,
             timeout=httpx.Timeout(None, pool=30.0),
-            limits=httpx.Limits(
-                max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX if keep else 0
-            ),
             # INVARIANT: agents share these clients, so a cookie one of them is given must not be sent for
             # another.
             cookies=CookieJar(policy=DefaultCookiePolicy(allowed_domains=[])),

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from ringfence.policy.canonical import UrlParts, bare_url, canonical_port, canonical_url, split_url
+from ringfence.policy.canonical import bare_url, canonical_url
 from ringfence.policy.matcher import match_url_path
 from ringfence.policy.problems import PatternError
-from ringfence.syscalls.base import Effect, Env, Plan, Question
+from ringfence.syscalls.base import Effect, Plan, Question
 from ringfence.syscalls.declared import HttpResource
 from ringfence.syscalls.errors import InvalidRequest, NoSuchResource
+from ringfence.syscalls.http_place import resource_of
 from ringfence.syscalls.http_undo import undo_of
 from ringfence.syscalls.refusals import refuse_unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
 HEADERS_MAX: Final = 64
 HEADER_BYTES_MAX: Final = 16 << 10
@@ -69,7 +69,16 @@ class Target:
     reads: bool
 
 
-def plan_http(method: str, url: str, headers: Mapping[str, str], env: Env) -> Plan:
+class Declaring(Protocol):
+    """What planning looks at."""
+
+    @property
+    def http(self) -> Mapping[str, HttpResource]:
+        """HTTP resources by name."""
+        ...
+
+
+def plan_http(method: str, url: str, headers: Mapping[str, str], env: Declaring) -> Plan:
     """Find the resource of a URL and what a call would do to it.
 
     Args:
@@ -105,9 +114,8 @@ def plan_http(method: str, url: str, headers: Mapping[str, str], env: Env) -> Pl
         resource=canonical,
         questions=(Question(action=f"http.{method.lower()}", resource=canonical),),
         effect=effect,
-        idempotent=reads
-        or resource.idempotency_header is not None
-        or _refused(effect, resource, method, canonical),
+        idempotent=reads or resource.idempotency_header is not None,
+        no_return="" if reads and effect is None else _no_return(resource, method, canonical),
         data=Target(
             resource=resource,
             method=method,
@@ -118,7 +126,9 @@ def plan_http(method: str, url: str, headers: Mapping[str, str], env: Env) -> Pl
     )
 
 
-def _effect_as(url: str, resource: HttpResource, env: Env, method: str, *, reads: bool) -> Effect | None:
+def _effect_as(
+    url: str, resource: HttpResource, env: Declaring, method: str, *, reads: bool
+) -> Effect | None:
     """The effect of a URL as another server would read it.
 
     Raises:
@@ -138,39 +148,23 @@ def _stricter(one: Effect | None, other: Effect | None) -> Effect | None:
     return next((effect for effect in (Effect.DESTROY, Effect.EXTERNAL) if effect in (one, other)), None)
 
 
-def _refused(effect: Effect | None, resource: HttpResource, method: str, url: str) -> bool:
-    """Whether a call is refused before anything is sent, so that repeating it repeats nothing."""
-    return effect is Effect.DESTROY and undo_of(resource, method, url) is None
+def _no_return(resource: HttpResource, method: str, url: str) -> str:
+    """Why nothing can undo a call, for people; empty: its resource says how."""
+    if undo_of(resource, method, url) is not None:
+        return ""
+    return f"can't be undone: the resource `{resource.name}` declares no `undo` for this {method}"
 
 
-def resource_of(url: str, resources: Iterable[HttpResource]) -> tuple[HttpResource, str] | None:
-    """The most specific declared resource that a canonical URL lies below, and the path below its base; None: none."""
-    best: tuple[int, HttpResource, str] | None = None
-    target = split_url(url)
-    for resource in resources:
-        base = split_url(canonical_url(resource.base))
-        above = tuple(segment for segment in base.segments if segment)
-        # INVARIANT: component-wise. `/v1x` is not below `/v1`; another scheme, host or port is another
-        # target.
-        if (base.scheme, base.host, canonical_port(base.scheme, base.port)) != (
-            target.scheme,
-            target.host,
-            canonical_port(target.scheme, target.port),
-        ) or target.segments[: len(above)] != above:
-            continue
-        if best is None or len(above) > best[0]:
-            best = (len(above), resource, "/" + "/".join(target.segments[len(above) :]))
-    return None if best is None else best[1:]
-
-
-def _origin(parts: UrlParts) -> tuple[str, str, str]:
-    return parts.scheme, parts.host, canonical_port(parts.scheme, parts.port)
-
-
-@lru_cache(maxsize=256)
-def _base(base: str) -> tuple[tuple[str, str, str], tuple[str, ...]]:
-    parts = split_url(canonical_url(base))
-    return _origin(parts), tuple(segment for segment in parts.segments if segment)
+def no_return(action: str, url: str, env: Declaring) -> str:
+    """Why a call on a URL destroys and can't be undone, without its arguments; empty: it doesn't, or nobody can tell."""
+    family, _, method = action.partition(".")
+    if family != "http":
+        return ""
+    try:
+        plan = plan_http(method.upper(), url, {}, env)
+    except (InvalidRequest, NoSuchResource):
+        return ""
+    return plan.no_return if plan.effect is Effect.DESTROY else ""
 
 
 def _effect_of(resource: HttpResource, method: str, path: str, *, reads: bool) -> Effect | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import httpx
@@ -13,6 +15,8 @@ from ringfence.syscalls.http_reach import deliver, reachable
 
 if TYPE_CHECKING:
     from ringfence.syscalls.declared import HttpResource
+
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 ANSWER_BYTES_MAX: Final = 16 << 20
 
@@ -34,6 +38,7 @@ async def ask(
     within_s: float,
     body: bytes | None = None,
     content_type: str = "",
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> Said:
     """Send one request.
 
@@ -44,16 +49,21 @@ async def ask(
         within_s: seconds for all of it.
         body: what is sent; None: nothing.
         content_type: of the body.
+        headers: more of them.
 
     Raises:
         TimeoutError: it took longer.
         httpx.HTTPError: it can't be reached, or its answer can't be read or is too long.
     """
-    headers = {"accept": "*/*", "user-agent": "ringfence"}
-    headers |= {name.lower(): value for name, value in resource.headers.items()}
+    every = {"accept": "*/*", "user-agent": "ringfence", **{name.lower(): v for name, v in headers.items()}}
+    every |= {name.lower(): value for name, value in resource.headers.items()}
     if content_type:
-        headers["content-type"] = content_type
-    request = httpx.Request(method, url, headers=headers, content=body)
+        every["content-type"] = content_type
+    try:
+        request = httpx.Request(method, url, headers=every, content=body)
+    except (httpx.InvalidURL, UnicodeError) as error:
+        # What is sent back may have come from the target: a type of content that no request can have.
+        raise httpx.ConnectError(f"no such request can be sent: {type(error).__name__}") from None
     async with asyncio.timeout(within_s):
         try:
             addresses = await reachable(request.url, resource.name, resource.addresses)

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ringfence.policy.manifest_types import Manifest
+from ringfence.syscalls.declared import A2aResource, McpResource, ObjectResource
+
+if TYPE_CHECKING:
+    from ringfence.syscalls.base import Question
+    from ringfence.syscalls.mcp_common import Definition, McpSession
 
 
 class AsyncLock(Protocol):
@@ -156,6 +161,85 @@ class Nursery(Protocol):
         ...
 
 
+class Doubt(Protocol):
+    """Why a call waits for a person whatever rules say, for as long as it does."""
+
+    @property
+    def about(self) -> str:
+        """What a person approves: an approval holds for the same alone."""
+        ...
+
+    async def why(self) -> str:
+        """In words for people; empty: nothing is in the way any more.
+
+        Raises:
+            Unavailable: the database is away, which knows.
+        """
+        ...
+
+    def detail(self) -> Mapping[str, Any]:
+        """What the person is shown."""
+        ...
+
+
+class McpServers(Protocol):
+    """Reaches the declared MCP servers for one agent."""
+
+    @property
+    def declared(self) -> Mapping[str, McpResource]:
+        """The servers by name."""
+        ...
+
+    async def look(self, server: str) -> Mapping[str, Definition]:
+        """The tools of a server by name, as it defines them now, held against what was taken; what is new is taken.
+
+        Raises:
+            CallFailed: it can't be reached, or does not say.
+        """
+        ...
+
+    async def session(self, server: str) -> McpSession:
+        """The agent's session with a server, a fresh one where there is none.
+
+        Raises:
+            CallFailed: it can't be reached.
+        """
+        ...
+
+    def doubt(self, server: str, definition: Definition) -> Doubt:
+        """Whether a changed definition still waits for an operator, asked whenever the call is judged."""
+        ...
+
+
+class A2aCards(Protocol):
+    """Knows the cards of the declared agents elsewhere."""
+
+    @property
+    def declared(self) -> Mapping[str, A2aResource]:
+        """The agents by name."""
+        ...
+
+    async def look(self, peer: str) -> Definition:
+        """The card that an agent shows now, held against what was taken; the first is taken.
+
+        Raises:
+            CallFailed: it can't be reached, or shows none.
+        """
+        ...
+
+    async def taken(self, peer: str) -> Definition:
+        """The card that was taken; it is looked at where none was.
+
+        Raises:
+            CallFailed: none was, and it can't be had.
+        """
+        ...
+
+    def doubt(self, peer: str, card: Definition) -> Doubt:
+        """Whether a changed card still waits for an operator, asked whenever the call is judged."""
+        ...
+
+
 class Lent(Protocol):
     """The part of an agent's environment that these bodies use."""
 
@@ -167,6 +251,39 @@ class Lent(Protocol):
     @property
     def mailbox(self) -> Mailbox:
         """Its mailbox."""
+        ...
+
+    @property
+    def objects(self) -> Mapping[str, ObjectResource]:
+        """Resources of objects by name."""
+        ...
+
+    @property
+    def mcp(self) -> Mapping[str, McpResource]:
+        """MCP servers by name."""
+        ...
+
+    @property
+    def servers(self) -> McpServers:
+        """Reaches them."""
+        ...
+
+    @property
+    def a2a(self) -> Mapping[str, A2aResource]:
+        """Agents elsewhere by name."""
+        ...
+
+    @property
+    def cards(self) -> A2aCards:
+        """Knows their cards."""
+        ...
+
+    def may(self, question: Question) -> bool:
+        """Whether no rule stands against a question, or somebody only has to be asked."""
+        ...
+
+    def may_any(self, family: str) -> bool:
+        """Whether a rule speaks for some action of a family, such as `mcp.github`, or of that name."""
         ...
 
     @property

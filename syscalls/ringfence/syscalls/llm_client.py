@@ -14,14 +14,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import httpx
+import msgspec
 from ringfence.syscalls.base import Call
 from ringfence.syscalls.declared import LlmResource
 from ringfence.syscalls.errors import CallFailed, QuotaExceeded, ReplyCut
 from ringfence.syscalls.http_client import BODY_BYTES_MAX, Sent, client_of, reason_of
 from ringfence.syscalls.http_reach import deliver, reachable
 from ringfence.syscalls.llm_ledger import closeness_of
+from ringfence.syscalls.llm_live import Live
 from ringfence.syscalls.llm_paging import Page
-from ringfence.syscalls.llm_reply import Reply, Stream, decode, error_of, whole
+from ringfence.syscalls.llm_reply import Reply, decode, error_of
+from ringfence.syscalls.llm_wire import WIRES, Parts, Wire, sent_headers
 from ringfence.syscalls.ratelimits import wait_of
 from ringfence.syscalls.redaction import Redactor, redactor_for
 from ringfence.syscalls.upstream import ATTEMPTS_MAX, upstream_of
@@ -49,6 +52,8 @@ class Ask:
         tokenizer: what it was counted with.
         max_tokens: most tokens of the reply.
         stream: whether the reply is sent in parts.
+        wire: format of request and reply.
+        headers: the program's that go along.
         pages: results of tools that left the prompt.
         left: their bytes, by the artifact's name.
     """
@@ -61,6 +66,8 @@ class Ask:
     tokenizer: str = ""
     max_tokens: int
     stream: bool
+    wire: Wire = WIRES[""]
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
     pages: Sequence[Page] = ()
     left: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
@@ -90,7 +97,7 @@ class _Attempt:
     """One request and what has come of it."""
 
     sent: Sent
-    stream: Stream | None = None
+    stream: Parts | None = None
     wait_s: float | None = None
     turn: int = 0
 
@@ -154,11 +161,12 @@ async def _exchange(call: Call, wanted: Ask, attempt: _Attempt, number: int) -> 
         "accept": "text/event-stream" if wanted.stream else "application/json",
         "user-agent": "ringfence",
         "accept-encoding": "gzip, deflate",
+        **sent_headers(wanted.wire, wanted.headers),
         **{name.lower(): value for name, value in resource.headers.items()},
     }
     request = httpx.Request(
         "POST",
-        f"{resource.base}/chat/completions",
+        f"{resource.base}{wanted.wire.path}",
         headers=headers,
         content=wanted.body,
         extensions={"trace": attempt.sent.trace},
@@ -182,9 +190,10 @@ async def _exchange(call: Call, wanted: Ask, attempt: _Attempt, number: int) -> 
     finally:
         await response.aclose()
     document = _hiding(call, wanted).value(decode(data))
-    reply = None if document is None else whole(document)
+    reply = None if document is None else wanted.wire.whole(document)
     if reply is None:
-        raise CallFailed(f"`{resource.name}` answered with something that is no chat completion", sent="yes")
+        what = "chat completion" if wanted.wire.path == WIRES[""].path else f"reply of `{wanted.wire.path}`"
+        raise CallFailed(f"`{resource.name}` answered with something that is no {what}", sent="yes")
     return reply
 
 
@@ -203,9 +212,20 @@ async def _refused(call: Call, wanted: Ask, response: httpx.Response, attempt: _
     if attempt.wait_s is not None and code not in _SPENT_CODES:
         return
     said = f": {_line(_hiding(call, wanted).text(message))}" if message else ""
+    more = {"body": shown} if (shown := _passed_on(wanted, body, _hiding(call, wanted))) else {}
     raise CallFailed(
-        f"`{resource.name}` answered {status}{said}", status=str(status), sent="yes", resource=resource.name
+        f"`{resource.name}` answered {status}{said}",
+        status=str(status),
+        sent="yes",
+        resource=resource.name,
+        **more,
     )
+
+
+def _passed_on(wanted: Ask, body: bytes, hide: Redactor) -> str:
+    """A host's own error document, for a program that speaks its protocol; empty: there is none, or nobody does."""
+    document = decode(body) if wanted.wire is not WIRES[""] and len(body) <= PARTIAL_CHARS_MAX else None
+    return "" if document is None else msgspec.json.encode(hide.value(document)).decode()
 
 
 async def _read(response: httpx.Response, resource: LlmResource) -> bytes:
@@ -236,7 +256,9 @@ async def _parts(call: Call, wanted: Ask, response: httpx.Response, attempt: _At
     Raises:
         ReplyCut: it stopped before its end.
     """
-    stream = attempt.stream = Stream()
+    stream = attempt.stream = wanted.wire.stream()
+    if call.hearing is not None:
+        stream.heard = Live(call.hearing, _hiding(call, wanted)).take
     name, size = wanted.resource.name, 0
     async for part in _timed(response, wanted.resource):
         first, size = not size, size + len(part)
@@ -317,6 +339,7 @@ def _hiding(call: Call, wanted: Ask) -> Redactor:
 def _masked(reply: Reply, hide: Redactor) -> Reply:
     """Take echoed secrets out of an assembled message: in a stream they may be torn over parts."""
     reply.message = hide.value(reply.message)
+    reply.document = hide.value(reply.document)
     reply.model, reply.finish = hide.text(reply.model), hide.text(reply.finish)
     return reply
 

@@ -15,7 +15,8 @@ from ringfence.syscalls.lent import ArtifactFound
 from ringfence.syscalls.llm_client import Ask, ask
 from ringfence.syscalls.llm_counting import counting
 from ringfence.syscalls.llm_ledger import closeness_of
-from ringfence.syscalls.llm_paging import Counted, Page, Request, apply
+from ringfence.syscalls.llm_paging import Counted, Page, Paging, Request, apply, hash_of
+from ringfence.syscalls.llm_wire import body_of, check
 from ringfence.syscalls.payload import Room, exactly
 from ringfence.syscalls.refusals import refuse_unavailable
 
@@ -43,6 +44,9 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     stop: list[str] = []
     top_p: float | None = None
     seed: int | None = None
+    api: str = ""
+    extra: Any = None
+    headers: dict[str, str] = {}
 
 
 class PagedResult(msgspec.Struct, frozen=True):
@@ -70,16 +74,18 @@ class Result(msgspec.Struct, frozen=True):
     paged: list[PagedResult]
     counted_tokens: int
     tokenizer: str
+    reply: Any = None
 
 
 def plan(arguments: Arguments, env: Env) -> Plan:
     """Find the host. What the prompt takes is found by `measure`, for calls that are allowed.
 
     Raises:
-        InvalidRequest: no model, no messages, or a reply longer than the host's limit.
+        InvalidRequest: no model, no messages, a reply longer than the host's limit, or what the host would do by itself.
         NoSuchResource: no declared host serves the model, or the one that does is unavailable.
     """
-    resource = _host(arguments, env)
+    wire = check(arguments.api, arguments.extra, arguments.tools, arguments.headers, arguments.messages)
+    resource = _host(arguments, env, wire.protocol)
     refuse_unavailable(resource)
     if not arguments.messages:
         raise InvalidRequest(
@@ -88,12 +94,16 @@ def plan(arguments: Arguments, env: Env) -> Plan:
     for message in arguments.messages:
         if not isinstance(message, dict):
             raise InvalidRequest("each of `messages` has to be an object with `role` and `content`")
-    if not 0 <= arguments.max_tokens <= resource.max_output:
+    most = arguments.max_tokens
+    if arguments.api:
+        # A program that nobody rewrites asks for what its own host gives: its replies end earlier here.
+        most = min(most, resource.max_output)
+    if not 0 <= most <= resource.max_output:
         raise InvalidRequest(
             f"`max_tokens` is {arguments.max_tokens}, `{resource.name}` gives at most {resource.max_output}; "
             "ask for less, or the operator raises `max_output`"
         )
-    limit = arguments.max_tokens or resource.max_output
+    limit = most or resource.max_output
     wanted = Ask(
         resource=resource,
         model=arguments.model,
@@ -101,6 +111,8 @@ def plan(arguments: Arguments, env: Env) -> Plan:
         prompt_tokens=0,
         max_tokens=limit,
         stream=arguments.stream,
+        wire=wire,
+        headers=arguments.headers,
     )
     return _plan(arguments, wanted)
 
@@ -139,7 +151,8 @@ async def measure(call: Call, arguments: Arguments, window: Window) -> Plan:
         messages=arguments.messages,
         tools=arguments.tools,
         tool_choice=arguments.tool_choice,
-        response_format=arguments.response_format,
+        # Instructions and all else that is sent besides.
+        response_format=arguments.extra if arguments.api else arguments.response_format,
         factor=closeness.factor,
         limit=window.max_tokens,
         page=window.page,
@@ -161,12 +174,14 @@ async def measure(call: Call, arguments: Arguments, window: Window) -> Plan:
         Ask(
             resource=wanted.resource,
             model=arguments.model,
-            body=_body(arguments, messages, wanted.resource, wanted.max_tokens),
+            body=_body(arguments, messages, wanted),
             prompt_tokens=counted.tokens,
             raw_tokens=counted.raw,
             tokenizer=tokenizer,
             max_tokens=wanted.max_tokens,
             stream=wanted.stream,
+            wire=wanted.wire,
+            headers=wanted.headers,
             pages=tuple(pages),
             left=left,
         ),
@@ -177,7 +192,9 @@ def _earlier(call: Call, arguments: Arguments) -> list[Page] | None:
     """What a dead kernel had paged out for the same call; None: it had not come so far."""
     if call.progress is None:
         return None
-    pages = msgspec.json.decode(call.progress, type=list[Page])
+    # Earlier releases recorded the pages alone.
+    recorded = msgspec.json.decode(call.progress, type=list[Page] | Paging)
+    pages = recorded.pages if isinstance(recorded, Paging) else recorded
     try:
         apply(arguments.messages, pages)
     except (ValueError, LookupError, TypeError):
@@ -221,20 +238,22 @@ async def _readable(call: Call, pages: Sequence[Page]) -> None:
         )
 
 
-def _host(arguments: Arguments, env: Env) -> LlmResource:
+def _host(arguments: Arguments, env: Env, protocol: str) -> LlmResource:
     model = arguments.model
     if not model:
         raise InvalidRequest("`model` is missing; name one, such as `gpt-5`")
-    serving = {name: r for name, r in env.llm.items() if any(match_name(p, model) for p in r.models)}
+    spoken = {name: r for name, r in env.llm.items() if r.protocol == protocol}
+    serving = {name: r for name, r in spoken.items() if any(match_name(p, model) for p in r.models)}
     if arguments.resource:
         if arguments.resource in serving:
             return serving[arguments.resource]
         known = ", ".join(sorted(serving)) or "none"
         raise NoSuchResource(f"`{arguments.resource}` is no declared host of `{model}`; declared: {known}")
     if not serving:
-        known = ", ".join(f"{name} ({' '.join(r.models)})" for name, r in sorted(env.llm.items())) or "none"
+        known = ", ".join(f"{name} ({' '.join(r.models)})" for name, r in sorted(spoken.items())) or "none"
+        kind = f"`type: llm`, `protocol: {protocol}`" if protocol != "openai" else "`type: llm`"
         raise NoSuchResource(
-            f"no declared host serves the model `{model}`; declared: {known}; the operator can declare one of `type: llm`"
+            f"no declared host serves the model `{model}`; declared: {known}; the operator can declare one of {kind}"
         )
     if len(serving) > 1:
         raise InvalidRequest(
@@ -243,33 +262,33 @@ def _host(arguments: Arguments, env: Env) -> LlmResource:
     return next(iter(serving.values()))
 
 
-def _body(arguments: Arguments, messages: Sequence[Any], resource: LlmResource, limit: int) -> bytes:
-    document: dict[str, Any] = {
+def _body(arguments: Arguments, messages: Sequence[Any], wanted: Ask) -> bytes:
+    wire = wanted.wire
+    own: dict[str, Any] = {
         "model": arguments.model,
-        "messages": messages,
+        wire.prompt: messages,
         # INVARIANT: the host is told the limit that was reserved, or a reply could cost more than that.
-        resource.limit_key: limit,
+        wire.limit_key or wanted.resource.limit_key: wanted.max_tokens,
     }
     for name in ("temperature", "tools", "tool_choice", "response_format", "stop", "top_p", "seed"):
         value = getattr(arguments, name)
         if value is not None and value != []:
-            document[name] = value
-    if arguments.stream:
-        document |= {"stream": True, "stream_options": {"include_usage": True}}
+            own[name] = value
     # In the order that the agent wrote: a schema means something by it.
-    return msgspec.json.encode(document)
+    return msgspec.json.encode(body_of(wire, arguments.extra, own, stream=arguments.stream))
 
 
 async def run(call: Call, arguments: Arguments) -> Result:
     """Ask once, and again only where the host asks to wait; see `ask` for how it can fail."""
     wanted: Ask = call.plan.data
     if wanted.pages:
-        await _page_out(call, wanted)
+        await _page_out(call, arguments, wanted)
     settled = await ask(call)
     reply = settled.reply
+    passed = bool(arguments.api)
     return Result(
-        text=reply.text,
-        message=reply.message,
+        text="" if passed else reply.text,
+        message=None if passed else reply.message,
         finish_reason=reply.finish,
         model=reply.model or arguments.model,
         resource=call.plan.data.resource.name,
@@ -282,10 +301,11 @@ async def run(call: Call, arguments: Arguments) -> Result:
         ],
         counted_tokens=wanted.prompt_tokens,
         tokenizer=wanted.tokenizer,
+        reply=reply.document if passed else None,
     )
 
 
-async def _page_out(call: Call, wanted: Ask) -> None:
+async def _page_out(call: Call, arguments: Arguments, wanted: Ask) -> None:
     """Keep what leaves the prompt.
 
     INVARIANT: it is durable, and the journal says what it is, before a prompt without it is sent.
@@ -297,5 +317,7 @@ async def _page_out(call: Call, wanted: Ask) -> None:
         await call.env.artifacts.keep_page(wanted.left[page.name], artifact, call.step)
         await call.failpoint("page_kept")
     if call.progress is None:
-        await call.record(msgspec.json.encode(wanted.pages))
+        sent, _ = apply(arguments.messages, wanted.pages)
+        paging = Paging(pages=list(wanted.pages), before=hash_of(arguments.messages), after=hash_of(sent))
+        await call.record(msgspec.json.encode(paging))
     await call.failpoint("paged_out")

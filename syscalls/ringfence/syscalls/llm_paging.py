@@ -75,6 +75,25 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
+class Paging(msgspec.Struct, frozen=True, kw_only=True):
+    """What the journal keeps of a prompt that something left, before it is sent.
+
+    Attributes:
+        pages: what left it.
+        before: SHA-256 of its messages as the agent gave them, as canonical JSON.
+        after: the same of the messages that are sent.
+    """
+
+    pages: list[Page]
+    before: str
+    after: str
+
+
+def hash_of(messages: Sequence[Mapping[str, Any]]) -> str:
+    """SHA-256 of messages, as JSON with sorted keys and no blanks."""
+    return hashlib.sha256(msgspec.json.encode(messages, order="sorted")).hexdigest()
+
+
 class Counted(msgspec.Struct, frozen=True, kw_only=True):
     """What a prompt has.
 

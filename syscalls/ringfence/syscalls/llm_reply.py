@@ -5,7 +5,7 @@ Everything here comes from outside: what is missing or of another shape is left 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -16,6 +16,8 @@ COUNT_MAX: Final = 1 << 40
 TOOLS_MAX: Final = 1024
 EVENT_LINES_MAX: Final = 64
 """Most lines of one event of a stream."""
+_HEAD: Final = ("id", "created", "model", "system_fingerprint", "service_tier")
+"""What of a part's document stands in that of the whole, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,7 @@ class Reply:
         finish: why it ended; empty: it has not.
         usage: None where the host gave none.
         error: what a host said in the middle of a reply.
+        document: the host's own, for whoever passes it on.
     """
 
     message: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -42,6 +45,7 @@ class Reply:
     model: str = ""
     usage: Usage | None = None
     error: str = ""
+    document: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def text(self) -> str:
@@ -79,7 +83,7 @@ def error_of(document: Mapping[str, Any] | None) -> tuple[str, str]:
     if isinstance(error, str):
         return error, ""
     fields = mapping(error)
-    return _text(fields.get("message")) or _text((document or {}).get("message")), _text(fields.get("code"))
+    return word(fields.get("message")) or word((document or {}).get("message")), word(fields.get("code"))
 
 
 def whole(document: Mapping[str, Any]) -> Reply | None:
@@ -93,33 +97,35 @@ def whole(document: Mapping[str, Any]) -> Reply | None:
         return None
     return Reply(
         message=message,
-        finish=_text(choice.get("finish_reason")),
-        model=_text(document.get("model")),
+        finish=word(choice.get("finish_reason")),
+        model=word(document.get("model")),
         usage=usage_of(document),
+        document=dict(document),
     )
 
 
 def usage_of(document: Mapping[str, Any]) -> Usage | None:
     """The usage of a reply or of a part."""
     usage = mapping(document.get("usage"))
-    prompt, completion = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    prompt, completion = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
     return None if prompt is None or completion is None else Usage(prompt=prompt, completion=completion)
 
 
-class Stream:
-    """Puts together the parts of a streamed reply from the bytes as they come.
+class Events:
+    """Takes a stream of events apart from the bytes as they come.
 
     Attributes:
+        ended: whether the last event has come.
         broken: whether a part could not be read. What comes after it is not taken: text is missing in between.
+        heard: told the data of each event that was taken.
     """
 
+    heard: Callable[[bytes], None] | None = None
+
     def __init__(self) -> None:
-        self.reply = Reply()
         self.ended = self.broken = False
         self._line = bytearray()
         self._data: list[bytes] = []  # lines of an event that is not whole yet
-        self._pieces: dict[str, list[str]] = {}
-        self._tools: dict[int, dict[str, Any]] = {}
 
     def feed(self, data: bytes) -> None:
         """Take the next bytes."""
@@ -133,11 +139,30 @@ class Stream:
             if name == b"data" and value.strip():
                 self._data.append(value.strip())
                 # Hosts that leave out the blank line between events are understood, too.
-                if self._event(b"\n".join(self._data)):
+                data = b"\n".join(self._data)
+                if self.event(data):
                     self._data = []
+                    if self.heard is not None:
+                        self.heard(data)
                 self.broken = len(self._data) > EVENT_LINES_MAX
             elif not name:
                 self.broken = bool(self._data)
+
+    def event(self, data: bytes) -> bool:
+        """Take an event; False: it is none, or not whole yet."""
+        raise NotImplementedError
+
+
+class Stream(Events):
+    """Puts together the parts of a streamed chat completion."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reply = Reply()
+        self._head: dict[str, Any] = {}
+        self._usage: dict[str, Any] = {}
+        self._pieces: dict[str, list[str]] = {}
+        self._tools: dict[int, dict[str, Any]] = {}
 
     @property
     def complete(self) -> bool:
@@ -152,9 +177,13 @@ class Stream:
         if self._tools:
             message["tool_calls"] = [self._tools[index] for index in sorted(self._tools)]
         self.reply.message = message
+        choice = {"index": 0, "message": message, "finish_reason": self.reply.finish or None}
+        self.reply.document = {**self._head, "object": "chat.completion", "choices": [choice]}
+        if self._usage:
+            self.reply.document["usage"] = self._usage
         return self.reply
 
-    def _event(self, data: bytes) -> bool:
+    def event(self, data: bytes) -> bool:
         """Take an event; False: it is none, or not whole yet."""
         if data == b"[DONE]":
             self.ended = True
@@ -163,13 +192,15 @@ class Stream:
         if document is None:
             return False
         self.reply.usage = usage_of(document) or self.reply.usage
-        self.reply.model = _text(document.get("model")) or self.reply.model
+        self._usage = mapping(document.get("usage")) or self._usage
+        self._head = self._head or {key: document[key] for key in _HEAD if key in document}
+        self.reply.model = word(document.get("model")) or self.reply.model
         if document.get("error"):
             self.reply.error = error_of(document)[0] or "it gave no reason"
         choices = document.get("choices")
         if isinstance(choices, list) and choices:
             choice = mapping(cast("list[object]", choices)[0])
-            self.reply.finish = _text(choice.get("finish_reason")) or self.reply.finish
+            self.reply.finish = word(choice.get("finish_reason")) or self.reply.finish
             self._delta(mapping(choice.get("delta")))
         return True
 
@@ -188,8 +219,8 @@ class Stream:
         held = self._tools.setdefault(
             index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
         )
-        held["id"] = _text(call.get("id")) or held["id"]
-        held["type"] = _text(call.get("type")) or held["type"]
+        held["id"] = word(call.get("id")) or held["id"]
+        held["type"] = word(call.get("type")) or held["type"]
         for key, value in mapping(call.get("function")).items():
             if isinstance(value, str):
                 held["function"][key] = held["function"].get(key, "") + value
@@ -200,11 +231,13 @@ def mapping(value: object) -> dict[str, Any]:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
-def _text(value: object) -> str:
+def word(value: object) -> str:
+    """A text, or an empty one for anything else."""
     return value if isinstance(value, str) else ""
 
 
-def _count(value: object) -> int | None:
+def count_of(value: object) -> int | None:
+    """A number of tokens, or None for anything else."""
     if not isinstance(value, int) or isinstance(value, bool):
         return None
     return value if 0 <= value <= COUNT_MAX else None

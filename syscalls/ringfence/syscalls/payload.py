@@ -6,6 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
+from ringfence.syscalls.hearing import Hears
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,7 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
 SMALL: Final = Room(most=SMALL_BYTES, least=SMALL_BYTES)
 
 
-class Carries(Protocol):
+class Carries(Hears, Protocol):
     """What a body knows of the bytes that its call carries."""
 
     @property

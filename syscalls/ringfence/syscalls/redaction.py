@@ -23,7 +23,14 @@ from urllib.parse import quote, quote_plus
 from ringfence.syscalls.errors import CallFailed
 
 if TYPE_CHECKING:
-    from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
+    from ringfence.syscalls.declared import (
+        A2aResource,
+        HttpResource,
+        LlmResource,
+        McpResource,
+        ObjectResource,
+        SqlResource,
+    )
 
 REDACTED: Final = "[redacted]"
 
@@ -59,6 +66,21 @@ class Declared(Protocol):
     @property
     def llm(self) -> Mapping[str, LlmResource]:
         """Hosts of language models by name."""
+        ...
+
+    @property
+    def objects(self) -> Mapping[str, ObjectResource]:
+        """Resources of objects by name."""
+        ...
+
+    @property
+    def mcp(self) -> Mapping[str, McpResource]:
+        """MCP servers by name."""
+        ...
+
+    @property
+    def a2a(self) -> Mapping[str, A2aResource]:
+        """Agents elsewhere by name."""
         ...
 
 
@@ -113,6 +135,19 @@ class Redactor:
                 if starts.startswith(core[-size:]):
                     after = max(after, size)
         return before, after
+
+    def begins(self, data: bytes) -> int:
+        """How many bytes at the end may be the beginning of a secret, of which the rest is yet to come."""
+        held = 0
+        tail = data[-self.longest :].lower() if self.longest else b""
+        flat = tail.translate(None, b"\r\n")
+        for core, (before, _) in self._spellings:
+            size = _begun(core, tail)
+            if size:
+                held = max(held, size + before)
+            elif flat != tail and _begun(core, flat):
+                return len(data)  # it may go on over lines
+        return min(held, len(data))
 
     def body(self, data: bytes) -> bytes:
         """The same for a body, which may be JSON with characters escaped in whatever way."""
@@ -194,7 +229,10 @@ def redactor_for(env: Declared, own: Sequence[str]) -> Redactor:
         env: knows the resources: what one was sent may come back from another that looks into the same house.
         own: credentials of the resource that answers; these count however short they are.
     """
-    resources = (*env.http.values(), *env.llm.values(), *env.sql.values())
+    resources = (
+        *(*env.http.values(), *env.llm.values(), *env.sql.values(), *env.objects.values()),
+        *(*env.mcp.values(), *env.a2a.values()),
+    )
     others = {secret for one in resources for secret in one.secrets if len(secret) >= ELSEWHERE_CHARS_MIN}
     return redactor_of((*own, *sorted(others.difference(own))))
 
@@ -248,6 +286,16 @@ def _base64(plain: bytes) -> Iterator[tuple[bytes, int, int]]:
             core = encode(padded)[-(-first // 6) : last // 6]
             if len(core) >= _CODE_CHARS_MIN:
                 yield core, 1 if first % 6 else 0, 1 if last % 6 else 0
+
+
+def _begun(core: bytes, tail: bytes) -> int:
+    """Bytes at the end of a text with which a spelling begins; 0: it doesn't there."""
+    at = tail.find(core[:1])
+    while at >= 0:
+        if core.startswith(tail[at:]):
+            return len(tail) - at
+        at = tail.find(core[:1], at + 1)
+    return 0
 
 
 def _code_end(data: bytes, end: int, after: int) -> int:

@@ -35,6 +35,12 @@ class _Progress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wake_at_us: int
 
 
+def moved(progress: bytes, by_us: int) -> bytes:
+    """What a wait has on record, where the wall clock was set by so many microseconds while nobody kept it."""
+    found = msgspec.json.decode(progress, type=_Progress)
+    return msgspec.json.encode(_Progress(wake_at_us=found.wake_at_us + by_us))
+
+
 def plan(arguments: Arguments, env: Env) -> Plan:
     """Check the duration.
 
@@ -51,13 +57,16 @@ def plan(arguments: Arguments, env: Env) -> Plan:
 
 async def run(call: Call, arguments: Arguments) -> Result:
     """Wait for what is left of the time; ends at once when cancelled."""
+    now_us, most_us = time.time_ns() // 1000, arguments.duration_ms * 1000
+    wake_at_us = None
     if call.progress is not None:
         wake_at_us = msgspec.json.decode(call.progress, type=_Progress).wake_at_us
-    else:
-        wake_at_us = time.time_ns() // 1000 + arguments.duration_ms * 1000
+    # Where the wall clock was put back meanwhile nobody knows what is left: it takes as long as was asked from here on.
+    if wake_at_us is None or wake_at_us > now_us + most_us:
+        wake_at_us = now_us + most_us
         await call.record(msgspec.json.encode(_Progress(wake_at_us=wake_at_us)))
     # The wall clock counts the time this kernel was down. From here on a clock counts that nobody sets, and that goes on while
-    # the machine is suspended; it bounds the wait where somebody set the wall clock back meanwhile.
+    # the machine is suspended.
     left_s = min(wake_at_us / 1e6 - time.time(), arguments.duration_ms / 1000)
     end = time.clock_gettime(time.CLOCK_BOOTTIME) + left_s
     until = rfc3339(datetime.fromtimestamp(wake_at_us / 1e6, UTC))

@@ -17,6 +17,7 @@ from ringfence.syscalls.declared import SqlResource
 from ringfence.syscalls.errors import InvalidRequest, NoSuchResource
 from ringfence.syscalls.refusals import refuse_unavailable
 from ringfence.syscalls.sql_lexer import Lexed, Token, lex
+from ringfence.syscalls.sql_schema import Act, SchemaShape, shape_of_schema
 from ringfence.syscalls.sql_shape import WriteShape, shape_of_write
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
@@ -37,6 +38,7 @@ class Kind(StrEnum):
     INSERT = "insert"
     UPDATE = "update"
     DELETE = "delete"
+    MERGE = "merge"
     TRUNCATE = "truncate"
     DDL = "ddl"
 
@@ -65,6 +67,7 @@ class Statement:
         lexed: its normal text and tokens.
         reads: tables it reads; for a write, those besides the one written.
         write: how a write is put together; None for READ and DDL.
+        ddl: how a statement is put together that changes the schema; None for others.
         functions: `(schema or empty, name)` of everything that may be a call.
         attributes: names behind a dot, which PostgreSQL may take for calls of functions on a row.
         operators: operators used.
@@ -74,20 +77,30 @@ class Statement:
     lexed: Lexed
     reads: tuple[Table, ...]
     write: WriteShape | None = None
+    ddl: SchemaShape | None = None
     functions: frozenset[tuple[str, str]] = field(default_factory=frozenset[tuple[str, str]])
     attributes: frozenset[str] = field(default_factory=frozenset[str])
     operators: frozenset[str] = field(default_factory=frozenset[str])
 
     @property
     def target(self) -> Table | None:
-        """The table written."""
-        return None if self.write is None else table_of(self.write.schema, self.write.table)
+        """The table written, made or dropped."""
+        shape = self.write or self.ddl
+        return None if shape is None else table_of(shape.schema, shape.table)
+
+    @property
+    def destroys(self) -> bool:
+        """Whether rows or a table go, or a table is changed in a way that no rollback takes back."""
+        if self.ddl is not None:
+            return self.ddl.act is not Act.CREATE
+        deletes = self.write is not None and self.write.deletes
+        return deletes or self.kind in (Kind.DELETE, Kind.TRUNCATE)
 
 
 SYSTEM_SCHEMAS: Final = frozenset({"pg_catalog", "information_schema", "pg_toast"})
 
 _READ_WORDS: Final = frozenset({"select", "with", "values", "table"})
-_WRITE_WORDS: Final = frozenset({"insert", "update", "delete"})
+_WRITE_WORDS: Final = frozenset({"insert", "update", "delete", "merge"})
 _DDL_WORDS: Final = frozenset(
     {"create", "alter", "drop", "comment", "reindex", "refresh", "import", "security"}
 )
@@ -129,7 +142,6 @@ _REFUSED: Final = {
     "fetch": "cursors",
     "move": "cursors",
     "close": "cursors",
-    "merge": "merges",
 }
 
 
@@ -161,12 +173,17 @@ def classify(statement: str, parameter_count: int) -> Statement:
     tokens = lexed.tokens
     first = next((token for token in tokens if token.value != "("), tokens[0])
     word = first.value if first.kind == "word" else ""
-    if word in _DDL_WORDS:
-        return Statement(kind=Kind.DDL, lexed=lexed, reads=())
     if word in _REFUSED:
         raise InvalidRequest(
-            f"`{word}` is refused ({_REFUSED[word]}); use select, insert, update, delete or truncate"
+            f"`{word}` is refused ({_REFUSED[word]}); use select, insert, update, delete, merge or truncate"
         )
+    calls: dict[str, Any] = {
+        "functions": frozenset(_functions(tokens)),
+        "attributes": frozenset(_attributes(tokens)),
+        "operators": frozenset(_operators(tokens)),
+    }
+    if word in _DDL_WORDS:
+        return _classify_schema(lexed, calls)
     if word == "truncate":
         return Statement(kind=Kind.TRUNCATE, lexed=lexed, reads=(), write=shape_of_write(lexed, "truncate"))
     if word not in _READ_WORDS | _WRITE_WORDS:
@@ -174,14 +191,15 @@ def classify(statement: str, parameter_count: int) -> Statement:
             "the statement is none that is known; begin it with select, insert, update or delete"
         )
     tree = _parse(lexed)
-    calls: dict[str, Any] = {
-        "functions": frozenset(_functions(tokens)),
-        "attributes": frozenset(_attributes(tokens)),
-        "operators": frozenset(_operators(tokens)),
-    }
-    if isinstance(tree, (exp.Insert, exp.Update, exp.Delete)):
+    if isinstance(tree, (exp.Insert, exp.Update, exp.Delete, exp.Merge)):
         return _classify_write(lexed, tree, calls)
     return _classify_read(lexed, tree, calls)
+
+
+def _classify_schema(lexed: Lexed, calls: dict[str, Any]) -> Statement:
+    shape = shape_of_schema(lexed)
+    reads = _unique(table_of(*name) for name in shape.refers)
+    return Statement(kind=Kind.DDL, lexed=lexed, reads=reads, ddl=shape, **calls)
 
 
 def _classify_write(lexed: Lexed, tree: Node, calls: dict[str, Any]) -> Statement:
@@ -276,7 +294,7 @@ def _parse(lexed: Lexed) -> Node:
 
 def _refuse_inner_writes(tree: Node) -> None:
     for inner in tree.find_all(exp.Insert, exp.Update, exp.Delete, exp.Merge):
-        if inner is not tree:
+        if inner is not tree and not isinstance(inner.parent, exp.When):
             raise InvalidRequest(
                 "a write inside of another statement is refused; make a call of its own for it"
             )

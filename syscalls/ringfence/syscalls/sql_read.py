@@ -14,12 +14,12 @@ from ringfence.syscalls.redaction import without_secrets
 from ringfence.syscalls.sql_common import (
     Kind,
     Statement,
-    classify,
     database_of,
     read_questions,
     refuse_system_tables,
     taint_by,
 )
+from ringfence.syscalls.sql_known import known_or_classified
 from ringfence.syscalls.sql_target.read import BYTES_MAX, read
 
 
@@ -60,7 +60,7 @@ def plan(arguments: Arguments, env: Env) -> Plan:
         raise InvalidRequest(
             f"`limit` is {arguments.limit}; give a positive number, or 0 for the kernel's own"
         )
-    statement = classify(arguments.statement, len(arguments.parameters))
+    statement = known_or_classified(arguments.statement, len(arguments.parameters))
     if statement.kind is not Kind.READ:
         raise InvalidRequest(f"a {statement.kind} is no read; make a sql.write call for it")
     refuse_system_tables(statement.reads)

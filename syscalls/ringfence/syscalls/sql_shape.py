@@ -29,9 +29,12 @@ class WriteShape:
         alias: the table's alias, or empty.
         prefix: offsets of a WITH clause before the statement; equal where there is none.
         condition: offsets of what follows WHERE; None where there is none.
+        others: offsets of the other tables of an update, which follow FROM; None where there is none.
+        sets: columns that an update gives values; None where that can't be told.
+        upserts: whether an insert changes the rows that it finds in its place.
+        deletes: whether a merge deletes rows.
         body_end: offset behind the statement without its RETURNING clause.
         returning: offsets of what follows RETURNING; None where there is none.
-        restart: whether a truncate says RESTART IDENTITY; always refused.
     """
 
     schema: str
@@ -40,6 +43,10 @@ class WriteShape:
     alias: str = ""
     prefix: tuple[int, int] = (0, 0)
     condition: tuple[int, int] | None = None
+    others: tuple[int, int] | None = None
+    sets: frozenset[str] | None = None
+    upserts: bool = False
+    deletes: bool = False
     body_end: int = 0
     returning: tuple[int, int] | None = None
 
@@ -49,7 +56,7 @@ def shape_of_write(lexed: Lexed, kind: str) -> WriteShape:
 
     Args:
         lexed: the statement.
-        kind: `insert`, `update`, `delete` or `truncate`, as the parser sees it.
+        kind: `insert`, `update`, `delete`, `merge` or `truncate`, as the parser sees it.
 
     Raises:
         InvalidRequest: it isn't put together as `kind` says, or in a way that no copy can be made of.
@@ -74,13 +81,15 @@ class _Cutter:
             raise InvalidRequest(f"the {kind} can't be told for certain; write it more plainly")
         if kind == "truncate":
             return self._truncate()
-        if kind == "insert":
+        if kind in ("insert", "merge"):
             self._need("into")
         elif kind == "delete":
             self._need("from")
         only, schema, table, alias = self._target(kind)
         if kind == "insert":
             return self._insert(prefix, schema, table, alias)
+        if kind == "merge":
+            return self._merge(prefix, only=only, schema=schema, table=table, alias=alias)
         return self._change(kind, prefix, only=only, schema=schema, table=table, alias=alias)
 
     def _truncate(self) -> WriteShape:
@@ -105,22 +114,46 @@ class _Cutter:
     def _insert(self, prefix: tuple[int, int], schema: str, table: str, alias: str) -> WriteShape:
         start = self._at
         returning, body_end = self._returning(start)
+        upserts = False
         for at in range(start, len(self._tokens) - 2):
             first, second, third = self._tokens[at : at + 3]
             if first.depth or not (first.is_word("on") and second.is_word("conflict")):
                 continue
             if third.value not in ("(", "do", "on"):
                 continue
-            if not any(
+            upserts = not any(
                 here.depth == 0 and here.is_word("do") and following.is_word("nothing")
                 for here, following in zip(self._tokens[at:], self._tokens[at + 1 :], strict=False)
-            ):
-                raise InvalidRequest(
-                    "`on conflict do update` is refused: the rows it would change can't be copied first; "
-                    "use `do nothing`, then an update"
-                )
+            )
         return WriteShape(
-            schema=schema, table=table, alias=alias, prefix=prefix, body_end=body_end, returning=returning
+            schema=schema,
+            table=table,
+            alias=alias,
+            prefix=prefix,
+            upserts=upserts,
+            body_end=body_end,
+            returning=returning,
+        )
+
+    def _merge(
+        self, prefix: tuple[int, int], *, only: bool, schema: str, table: str, alias: str
+    ) -> WriteShape:
+        self._need("using")
+        start = self._at
+        returning, body_end = self._returning(start)
+        deletes = any(
+            here.depth == 0 and here.is_word("then") and following.is_word("delete")
+            for here, following in zip(self._tokens[start:], self._tokens[start + 1 :], strict=False)
+        )
+        return WriteShape(
+            schema=schema,
+            table=table,
+            only=only,
+            alias=alias,
+            prefix=prefix,
+            deletes=deletes,
+            body_end=body_end,
+            returning=returning,
         )
 
     def _change(
@@ -131,18 +164,13 @@ class _Cutter:
         start = self._at
         returning, body_end = self._returning(start)
         condition: tuple[int, int] | None = None
+        others = 0
         for at in range(start, len(self._tokens)):
             token = self._tokens[at]
             if token.depth or token.end > body_end:
                 continue
-            previous = self._tokens[at - 1]
-            if token.is_word("from", "using") and not (
-                token.value == "from" and previous.is_word("distinct")
-            ):
-                raise InvalidRequest(
-                    f"{kind} with `{token.value}` is refused: its rows can't be copied first; "
-                    "put the other table into a subquery of `where`"
-                )
+            if token.is_word("from") and not self._tokens[at - 1].is_word("distinct"):
+                others = others or token.end
             if token.is_word("where"):
                 if (
                     at + 2 < len(self._tokens)
@@ -152,6 +180,8 @@ class _Cutter:
                     raise InvalidRequest("`where current of` is refused; there are no cursors here")
                 condition = (token.end, body_end)
                 break
+        end_of_others = body_end if condition is None else condition[0] - len("where")
+        end_of_sets = end_of_others if not others else others - len("from")
         return WriteShape(
             schema=schema,
             table=table,
@@ -159,9 +189,36 @@ class _Cutter:
             alias=alias,
             prefix=prefix,
             condition=condition,
+            others=(others, end_of_others) if others else None,
+            sets=self._sets(start, end_of_sets) if kind == "update" else None,
             body_end=body_end,
             returning=returning,
         )
+
+    def _sets(self, start: int, end: int) -> frozenset[str] | None:
+        """The columns of `column = …, (column, column) = …`: what stands first, and behind each comma that is in no brackets."""
+        names: set[str] = set()
+        expected = inside = False
+        for at, token in enumerate(self._tokens[start:], start):
+            if token.end > end:
+                break
+            expected = expected or at == start
+            if expected:
+                inside = token.kind == "punct" and token.value == "("
+                if token.is_name:
+                    names.add(token.value)
+                elif not inside:
+                    return None
+                expected = False
+            elif inside and token.depth:
+                if token.is_name:
+                    names.add(token.value)
+                elif token.value != ",":
+                    return None
+            else:
+                inside = False
+                expected = token.depth == 0 and token.kind == "punct" and token.value == ","
+        return frozenset(names)
 
     def _returning(self, start: int) -> tuple[tuple[int, int] | None, int]:
         for at in range(start, len(self._tokens)):
@@ -193,7 +250,7 @@ class _Cutter:
         alias = ""
         if self._take("as"):
             alias = self._name()
-        elif kind in ("update", "delete"):
+        elif kind in ("update", "delete", "merge"):
             token = self._maybe()
             if (
                 token is not None

@@ -13,12 +13,13 @@ from ringfence.syscalls.redaction import without_secrets
 from ringfence.syscalls.sql_common import (
     Kind,
     Statement,
-    classify,
     database_of,
     read_questions,
     refuse_system_tables,
     taint_by,
 )
+from ringfence.syscalls.sql_known import known_or_classified
+from ringfence.syscalls.sql_schema import Act
 from ringfence.syscalls.sql_target.write import Written, write
 from ringfence.syscalls.sql_target.write import recover as recover_write
 
@@ -55,27 +56,54 @@ def plan(arguments: Arguments, env: Env) -> Plan:
         InvalidRequest: the statement is refused or doesn't write.
     """
     resource = database_of(arguments.database, env)
-    statement = classify(arguments.statement, len(arguments.parameters))
+    statement = known_or_classified(arguments.statement, len(arguments.parameters))
     if statement.kind is Kind.READ:
         raise InvalidRequest("a read is no write; make a sql.read call for it")
     target = statement.target
+    if target is None:
+        raise InvalidRequest("the statement names no table to write to; name one")
     reads = list(statement.reads)
-    if target is not None:
-        refuse_system_tables([target, *reads])
-        # Rows that were there before come back to the agent: that is reading them.
-        returns_old = statement.kind in (Kind.UPDATE, Kind.DELETE)
-        if returns_old and statement.write is not None and statement.write.returning and target not in reads:
-            reads.append(target)
-    shown = resource.name if target is None else target.resource(resource.name)
+    refuse_system_tables([target, *reads])
+    shown = target.resource(resource.name)
     questions = (Question(action="sql.write", resource=shown),)
+    if statement.ddl is not None:
+        # A foreign key hinders changes of what it refers to.
+        reads = [table for table in reads if table != target]
+        questions += tuple(Question(action="sql.write", resource=t.resource(resource.name)) for t in reads)
+    else:
+        # Rows that were there before come back to the agent: that is reading them.
+        shape = statement.write
+        returns_old = statement.kind is not Kind.INSERT or (shape is not None and shape.upserts)
+        if returns_old and shape is not None and shape.returning and target not in reads:
+            reads.append(target)
     if reads:
         questions += read_questions(resource.name, reads)
-    destroys = statement.kind in (Kind.DELETE, Kind.TRUNCATE, Kind.DDL)
     return Plan(
         resource=shown,
         questions=questions,
-        effect=Effect.DESTROY if destroys else None,
+        effect=Effect.DESTROY if statement.destroys else None,
+        no_return=_no_return(statement),
         data=Target(resource=resource, statement=statement),
+    )
+
+
+def _no_return(statement: Statement) -> str:
+    shape = statement.ddl
+    if shape is None or shape.act in (Act.CREATE, Act.DROP):
+        return ""
+    if shape.act is not Act.DROP_COLUMN:
+        what = "index" if shape.act is Act.CREATE_INDEX else "column"
+        return (
+            f"can't be undone: no rollback takes back the {shape.act} of the {what} `{shape.column}` of `{statement.target}`, "
+            + (
+                "which an operator can drop"
+                if what == "index"
+                else "nor what was written to the table before"
+            )
+        )
+    return (
+        f"can't be undone: the column `{shape.column}` of `{statement.target}` goes with all its values, "
+        "and a column can't be put back in its place"
     )
 
 

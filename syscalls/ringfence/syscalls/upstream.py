@@ -11,10 +11,11 @@ INVARIANT: agents in the line take turns, one call each, however many calls one 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ringfence.syscalls.errors import QuotaExceeded
@@ -23,7 +24,7 @@ from ringfence.syscalls.ratelimits import quota_of
 if TYPE_CHECKING:
     from ringfence.policy.units import Rate
     from ringfence.syscalls.base import Call
-    from ringfence.syscalls.declared import HttpResource, LlmResource
+    from ringfence.syscalls.declared import A2aResource, HttpResource, LlmResource, McpResource
 
 ATTEMPTS_MAX: Final = 4
 """How often one call is sent at most."""
@@ -237,6 +238,11 @@ class Line:
         return ticket
 
 
+@contextlib.asynccontextmanager
+async def _unseen() -> AsyncGenerator[None]:
+    yield
+
+
 class Upstream:
     """One declared upstream: its line, and who lets the calls go.
 
@@ -286,17 +292,23 @@ class Upstream:
         Raises:
             QuotaExceeded: that would take longer than its deadline, or than anyone is held.
         """
+        return await self.turn(call.env.agent, call.deadline_s, call)
+
+    async def turn(self, agent: str, deadline_s: float, call: Call | None = None) -> int:
+        """As `wait`, also for what the kernel itself sends for an agent, without a call that shows that it waits."""
         self.used_at = time.monotonic()
-        ticket = self.line.join(call.env.agent)
+        ticket = self.line.join(agent)
         try:
             self.pump()
             if ticket.number:
                 return ticket.number
-            most, wait_s = min(call.deadline_s, HOLD_S_MAX), self.line.wait_s(ticket)
+            most, wait_s = min(deadline_s, HOLD_S_MAX), self.line.wait_s(ticket)
             if wait_s > most:
                 raise self.exceeded(0, wait_s)
             until_us = time.time_ns() // 1000 + int(wait_s * 1e6)
-            async with call.waiting("rate", f"upstream `{self._name}`", until_us):
+            async with (
+                _unseen() if call is None else call.waiting("rate", f"upstream `{self._name}`", until_us)
+            ):
                 try:
                     async with asyncio.timeout(most):
                         await ticket.go.wait()
@@ -342,7 +354,7 @@ def upstreams() -> Sequence[Upstream]:
     return tuple(_upstreams.values())
 
 
-def upstream_of(resource: HttpResource | LlmResource) -> Upstream:
+def upstream_of(resource: A2aResource | HttpResource | LlmResource | McpResource) -> Upstream:
     """The upstream of a declared resource: the same for every agent, under the rate that is in force."""
     key = resource.name, resource.base
     found = _upstreams.get(key)

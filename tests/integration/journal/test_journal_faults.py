@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from ringfence.kernel.journal.flush import ARRAY_ROWS_MAX
+from ringfence.kernel.journal.flush import ARRAY_ROWS_MAX, Flush
 from ringfence.kernel.journal.migrate import migrate
 from ringfence.kernel.journal.store import Store
 from ringfence.kernel.journal.types import Phase, Unavailable
@@ -18,8 +18,10 @@ from ringfence.kernel.journal.writer import Journal
 from ringfence.kernel.postgres import EmbeddedPostgres
 from ringfence.syscalls.base import StateChange, StateDone
 
-# What a lone row, a batch with atomic work and a large one send to commit: bound statements' names, and the end of COPY.
+# What a lone row, several of one agent, a batch with atomic work and a large one send to commit: bound statements' names, and the end of COPY.
 LONE = b"append_one"
+SOME = b"append_some"
+PUT = b"append_put"
 BATCH = b"\0insert\0"
 LARGE = b"c\0\0\0\4"
 
@@ -42,6 +44,30 @@ async def test_a_lone_row_whose_answer_is_lost_is_written_once(world, entry, pro
     rows = await world.rows(agent.key)
     assert [(row.pos, row.step) for row in rows] == [(1, 1), (2, 2), (3, 3)]
     assert journal.head(agent.key) == (3, rows[-1].hash)
+
+
+@pytest.mark.parametrize("how", ["cut_before", "cut_after"])
+async def test_a_lone_change_of_one_key_whose_answer_is_lost_happens_once(world, entry, proxy, how):
+    cutter, through = proxy
+    kernel = await world.kernel()
+    agent = await world.agent(kernel)
+    journal = await world.journal(kernel, agent, dsn=through)
+
+    async def change(step, **what):
+        return await journal.append(entry(agent.key, step, epoch=1, atomic=StateChange(**what)))
+
+    # Of a key that was never seen nothing can be reckoned with.
+    assert (await change(1, puts={"k": b"1"})).versions == {"k": 1}
+    setattr(cutter, how, PUT)
+    assert (await change(2, puts={"k": b"2"})).versions == {"k": 2}
+    assert cutter.cuts == 1
+    assert (await change(3, deletes=["k"])).previous == {"k": 2}
+    assert [(row.pos, row.step) for row in await world.rows(agent.key)] == [(1, 1), (2, 2), (3, 3)]
+    assert await world.sql("select version, value from state_history where key = 'k' order by version") == [
+        (1, b"1"),
+        (2, b"2"),
+        (3, None),
+    ]
 
 
 @pytest.mark.parametrize("how", ["cut_before", "cut_after", "hold_before", "hold_after"])
@@ -77,6 +103,28 @@ async def test_a_batch_with_state_changes_whose_answer_is_lost_happens_once(
     assert epoch == 2
 
 
+@pytest.mark.parametrize("where", ["ready", "inserted"])
+async def test_a_bug_on_the_way_without_a_task_neither_repeats_nor_loses_a_row(
+    world, entry, monkeypatch, where
+):
+    kernel = await world.kernel()
+    agent = await world.agent(kernel)
+    journal = await world.journal(kernel, agent)
+    await journal.append(entry(agent.key, 1, epoch=1))
+
+    def broken(*_):
+        # Before anything is sent, or after it has committed: once.
+        monkeypatch.undo()
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Flush, where, broken)
+    assert await journal.append(entry(agent.key, 2, epoch=1)) is None
+    await journal.append(entry(agent.key, 3, epoch=1))
+    rows = await world.rows(agent.key)
+    assert [(row.pos, row.step) for row in rows] == [(1, 1), (2, 2), (3, 3)]
+    assert journal.head(agent.key) == (3, rows[-1].hash)
+
+
 async def test_an_epoch_that_moved_while_the_fate_was_open_is_seen_by_the_second_try(world, entry, proxy):
     cutter, through = proxy
     kernel = await world.kernel()
@@ -99,7 +147,7 @@ async def test_rows_that_wait_too_long_for_the_database_fail_and_later_ones_succ
     agent = await world.agent(kernel)
     journal = await world.journal(kernel, agent, dsn=through, patience_s=0.2)
     cutter.refuse = True
-    cutter.cut_before = LONE
+    cutter.cut_before = SOME
     sent, queued = (
         journal.append(entry(agent.key, 1, epoch=1, phase=Phase.INTENT)),
         journal.append(entry(agent.key, 2, epoch=1)),
@@ -136,7 +184,7 @@ async def test_an_outcome_that_was_sent_is_never_reported_as_failed(world, entry
 @pytest.mark.parametrize("how", ["cut_before", "cut_after"])
 async def test_the_last_of_several_tries_is_looked_for_too(world, entry, proxy, monkeypatch, how):
     """A change of the state whose caller was told that it failed would be made again."""
-    monkeypatch.setattr("ringfence.kernel.journal.writer.REWRITES_MAX", 1)
+    monkeypatch.setattr("ringfence.kernel.journal.writing.REWRITES_MAX", 1)
     cutter, through = proxy
     kernel = await world.kernel()
     agent = await world.agent(kernel)
@@ -199,7 +247,8 @@ async def test_the_store_goes_on_after_its_connections_were_terminated(world):
     kernel = await world.kernel()
     for _ in range(3):
         await world.sql(
-            "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'ringfence store'"
+            # Awaited: one that is told to end still answers until it hears of it.
+            "select pg_terminate_backend(pid, 30000) from pg_stat_activity where application_name = 'ringfence store'"
         )
         assert [record.key for record in await world.store.kernels()] == [kernel.key]
 

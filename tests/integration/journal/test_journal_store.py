@@ -394,6 +394,11 @@ async def test_restoring_state_lists_what_others_changed(world, entry):
         a.id, [("x", 2, b"1"), ("y", 2, b"1"), ("new", 1, None), ("gone", 0, None)], 9
     )
     assert conflicts == [("y", 3, b.id)]
+    # A kernel that comes after one which died right there finds its own work, and no conflict.
+    assert (
+        await world.store.restore_state(a.id, [("x", 2, b"1"), ("y", 2, b"1"), ("new", 1, None)], 9)
+        == conflicts
+    )
     values = {key: await world.store.state_get(key) for key in ("x", "y", "z", "new", "gone")}
     assert (values["x"].version, values["x"].value, values["x"].step) == (3, b"1", 9)
     assert (values["y"].version, values["y"].value) == (3, b"3")

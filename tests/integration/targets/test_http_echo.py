@@ -61,7 +61,9 @@ def send(wire: Wire, make_call: Callable[..., Call]) -> Callable[..., Any]:
             idempotency_header=None,
             secrets=(TOKEN,),
         )
-        env: Any = SimpleNamespace(agent="agent", http={"api": resource}, llm={}, sql={})
+        env: Any = SimpleNamespace(
+            agent="agent", http={"api": resource}, llm={}, sql={}, objects={}, mcp={}, a2a={}
+        )
         made = verb.Arguments(url=f"{resource.base}/x", **arguments)
         call = make_call(env=env, plan=verb.plan(made, env), policy=AgentPolicy("agent", [], [], []))
         return await verb.run(call, made)

@@ -55,7 +55,9 @@ def get(make_call: Callable[..., Call]) -> Callable[..., Any]:
         resource = HttpResource(
             name="api", base=base, headers={}, effects=(), idempotency_header=None, **fields
         )
-        env: Any = SimpleNamespace(agent="agent", http={"api": resource}, llm={}, sql={})
+        env: Any = SimpleNamespace(
+            agent="agent", http={"api": resource}, llm={}, sql={}, objects={}, mcp={}, a2a={}
+        )
         verb: Any = http_get
         made = verb.Arguments(url=base + path)
         call = make_call(env=env, plan=verb.plan(made, env), policy=AgentPolicy("agent", [], [], []))

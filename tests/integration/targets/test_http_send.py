@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ringfence.policy.engine import AgentPolicy
 from ringfence.syscalls import http_delete, http_get, http_head, http_patch, http_post, http_put
-from ringfence.syscalls.base import Effect
 from ringfence.syscalls.declared import HttpResource
-from ringfence.syscalls.errors import CallFailed, OutcomeUnknown, Revoked, SnapshotFailed
+from ringfence.syscalls.errors import CallFailed, OutcomeUnknown, Revoked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +39,15 @@ class Agent:
     async def send(
         self, verb: Any, path: str, *, call: dict[str, Any] | None = None, **arguments: Any
     ) -> Any:
-        env: Any = SimpleNamespace(agent="agent", http={"api": HttpResource(**self.fields)}, llm={}, sql={})
+        env: Any = SimpleNamespace(
+            agent="agent",
+            http={"api": HttpResource(**self.fields)},
+            llm={},
+            sql={},
+            objects={},
+            mcp={},
+            a2a={},
+        )
         made = verb.Arguments(url=self.upstream.base + path, **arguments)
         self.call = self.make_call(
             env=env, plan=verb.plan(made, env), policy=AgentPolicy("agent", [], [], []), **(call or {})
@@ -152,13 +159,6 @@ async def test_an_answer_that_can_not_be_taken_says_that_it_was_carried_out(
     with pytest.raises(CallFailed, match=part) as caught:
         await agent.send(http_post, path)
     assert caught.value.metadata["sent"] == "yes"
-
-
-async def test_a_destroying_call_is_refused_before_anything_is_sent(agent: Agent, upstream: Upstream) -> None:
-    agent.fields["effects"] = (("DELETE", "/**", Effect.DESTROY),)
-    with pytest.raises(SnapshotFailed, match="declares no `undo`"):
-        await agent.send(http_delete, "/volumes/1")
-    assert upstream.received == []
 
 
 async def test_a_revoked_right_stops_it_before_anything_is_sent(agent: Agent, upstream: Upstream) -> None:

@@ -303,7 +303,9 @@ async def test_many_reads_at_once_share_a_few_connections(crm: Database) -> None
 
 async def test_a_connection_that_broke_is_replaced(crm: Database) -> None:
     await crm.read("select 1")
-    crm.run("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'ringfence'")
+    crm.run(
+        "select pg_terminate_backend(pid, 30000) from pg_stat_activity where application_name = 'ringfence'"
+    )
     assert (await crm.read("select 1")).rows == [[1]]
 
 

@@ -74,6 +74,7 @@ async def test_a_preview_says_what_and_changes_nothing(stock: Database) -> None:
     await stock.write("insert into stock values (4)")
     stock.run("update stock set n = 2 where id = 1")
     now = stock.dump("stock")
+    (by,) = stock.run("select xmin::text from stock where id = 1")[0]
     assert (await plan(stock)).describe() == [
         {"table": "crm/stock", "key": {"id": "4"}, "action": "remove"},
         {
@@ -81,6 +82,8 @@ async def test_a_preview_says_what_and_changes_nothing(stock: Database) -> None:
             "key": {"id": "1"},
             "action": "conflict",
             "reason": "changed since by others; it is kept",
+            "changed": ["n"],
+            "transaction": by,
         },
     ]
     assert stock.dump("stock") == now
@@ -98,6 +101,22 @@ async def test_what_others_changed_is_kept(stock: Database) -> None:
     assert [conflict.key for conflict in found.conflicts] == [("1",), ("2",), ("4",)]
     await restore(stock.resource, found)
     assert stock.dump("stock") == ["(1,theirs,50)", "(2,theirs,0)", "(3,,)", "(4,theirs,)"]
+
+
+async def test_a_write_that_changed_nothing_of_a_row_has_nothing_to_undo_there(stock: Database) -> None:
+    await stock.write("update stock set n = 5 where id < 3")
+    stock.run("update stock set name = 'theirs' where id = 2")
+    theirs = stock.dump("stock")
+    await stock.write("delete from stock where id = 1")
+    await stock.write("update stock set n = 6 where id = 2")
+    only = await plan_restore(stock.resource, [stock.record(1)])
+    assert only.items == ()
+    assert [conflict.key for conflict in only.conflicts] == [("2",)]
+    await stock.write("update stock set n = n")
+    found = await plan_restore(stock.resource, [stock.record(4)])
+    assert (found.items, found.conflicts) == ((), ())
+    await roll_back(stock, since=1)
+    assert stock.dump("stock") == theirs
 
 
 async def test_what_others_changed_between_two_writes_is_kept(stock: Database) -> None:
@@ -266,11 +285,11 @@ async def test_a_trigger_that_appeared_since_stops_the_restore(stock: Database) 
     assert (await plan(stock)).items == ()
 
 
-async def test_another_database_is_not_touched(stock: Database, postgres_server: Any) -> None:
+async def test_another_database_is_not_touched(stock: Database, target_server: Any) -> None:
     await stock.write("delete from stock")
-    name = postgres_server.create()
+    name = target_server.create()
     try:
-        moved = SqlResource(name="crm", dsn=postgres_server.dsn(name))
+        moved = SqlResource(name="crm", dsn=target_server.dsn(name))
         with pytest.raises(Conflict, match="another database"):
             await plan_restore(moved, records(stock))
         with pytest.raises(SnapshotFailed, match="can't be rolled back"):
@@ -279,4 +298,4 @@ async def test_another_database_is_not_touched(stock: Database, postgres_server:
             await plan_restore(stock.resource, [{"kind": "sql"}])
     finally:
         await close_targets()
-        postgres_server.drop(name)
+        target_server.drop(name)

@@ -44,6 +44,12 @@ def guarded(crm: Database) -> Database:
     return crm
 
 
+MARK = (
+    "create table marks (n int primary key); create function mark(int) returns int language plpgsql as "
+    "$$ begin insert into marks values (coalesce($1, 0)) on conflict do nothing; return 1; end $$; "
+)
+
+
 @pytest.mark.parametrize(
     ("setup", "statement"),
     [
@@ -114,6 +120,27 @@ async def test_a_write_has_no_column_filled_from_one(guarded: Database, columns:
     with pytest.raises(SnapshotFailed, match=r"of a default, a check or a generated column"):
         await guarded.write(statement)
     assert guarded.dump("x") == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "statement"),
+    [
+        ("n int, m marked", "insert into x (id, m) values (2, 1)"),
+        ("n int, m marked[]", "update x set m = array[1]"),
+        ("n int, m shaped", "update x set m = n"),
+    ],
+)
+async def test_a_write_fills_no_column_whose_type_calls_one(
+    guarded: Database, columns: str, statement: str
+) -> None:
+    guarded.run(MARK + "create domain marked as int check (mark(value) > 0); create type shaped as (n int)")
+    guarded.run("create function shape(int) returns shaped language sql as 'select row(mark($1))::shaped'")
+    guarded.run("create cast (int as shaped) with function shape(int) as assignment")
+    guarded.run(f"create table x (id int primary key, {columns}); insert into x (id, n) values (1, 1)")
+    guarded.run("delete from marks")
+    with pytest.raises(SnapshotFailed, match=r"of a column's type"):
+        await guarded.write(statement)
+    assert guarded.dump("marks") == []
 
 
 async def test_views_and_types_that_call_nobody_are_read(guarded: Database) -> None:

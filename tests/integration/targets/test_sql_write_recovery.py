@@ -56,11 +56,11 @@ async def test_committed_but_no_outcome_is_answered_from_the_record(stock: Datab
     assert [(covers, kind) for covers, kind, _ in call.points] == [(["crm/stock"], "sql")]
 
 
-async def test_another_database_can_not_say_what_happened(stock: Database, postgres_server: Any) -> None:
+async def test_another_database_can_not_say_what_happened(stock: Database, target_server: Any) -> None:
     call, arguments = await stock.crash("delete from stock", "after_effect")
-    other = postgres_server.create()
+    other = target_server.create()
     try:
-        moved = sql_write.SqlResource(name="crm", dsn=postgres_server.dsn(other))
+        moved = sql_write.SqlResource(name="crm", dsn=target_server.dsn(other))
         stock.env.sql = {"crm": moved}
         again, _ = stock.prepare_write("delete from stock")
         again.step = call.step
@@ -68,7 +68,7 @@ async def test_another_database_can_not_say_what_happened(stock: Database, postg
             await sql_write.recover(again, arguments)
     finally:
         await close_targets()
-        postgres_server.drop(other)
+        target_server.drop(other)
 
 
 async def test_a_transaction_from_the_future_is_unknown(stock: Database) -> None:
@@ -118,7 +118,7 @@ async def test_a_connection_lost_at_the_commit_is_settled_by_asking(
     """The answer to COMMIT never arrives: with and without the commit itself having arrived."""
 
     async def lossy(session: Any) -> None:
-        connection = session._connection
+        connection = session._wire.connection
         if reached:
             await session.execute("commit")
         else:
@@ -134,6 +134,42 @@ async def test_a_connection_lost_at_the_commit_is_settled_by_asking(
         with pytest.raises(CallFailed, match="nothing was changed"):
             await stock.write("delete from stock")
         assert stock.dump("stock") == BEFORE
+
+
+async def test_a_point_does_not_count_before_the_id_is_on_the_targets_disk(
+    stock: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    async def fails(session: Any) -> None:
+        seen.append(stock.store.load(f"p{stock.step}"))
+        await session.ask(("select 1 / 0", ()))
+
+    monkeypatch.setattr(write, "make_durable", fails)
+    with pytest.raises(CallFailed, match="division by zero"):
+        await stock.write("delete from stock")
+    assert (seen, stock.store.points()) == ([None], [])
+    assert stock.dump("stock") == BEFORE
+
+
+async def test_a_call_that_ends_while_its_point_waits_leaves_nothing(
+    stock: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = asyncio.Event()
+
+    async def never(_session: Any) -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(write, "make_durable", never)
+    task = asyncio.create_task(stock.write("delete from stock"))
+    await waits.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    monkeypatch.undo()
+    assert (await stock.write("delete from stock where id = 1")).row_count == 1
+    assert stock.store.points() == [f"p{stock.step}"]
 
 
 async def test_a_cancellation_during_the_commit_comes_too_late(

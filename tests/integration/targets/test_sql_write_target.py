@@ -108,11 +108,12 @@ async def test_the_effect_follows_the_statement(stock: Database) -> None:
 
     assert effect("insert into stock values (1)") is None
     assert effect("update stock set n = 1") is None
+    assert effect("create table x (id int)") is None
     for statement in (
         "delete from stock",
         "truncate stock",
         "drop table stock",
-        "alter table stock add x int",
+        "alter table stock drop price",
     ):
         assert effect(statement) is Effect.DESTROY
 
@@ -217,17 +218,8 @@ async def test_tables_read_in_a_write_are_judged_through_views(stock: Database) 
             SnapshotFailed,
             "would set null",
         ),
-        ("", "update stock set id = id + 10", SnapshotFailed, "primary keys"),
-        ("", "create table x (a int)", SnapshotFailed, "changes the schema"),
-        ("", "drop table stock", SnapshotFailed, "changes the schema"),
-        ("", "update stock set n = 1 from stock s where s.id = stock.id", InvalidRequest, "from"),
-        ("", "delete from stock using stock s where s.id = stock.id", InvalidRequest, "using"),
-        (
-            "",
-            "insert into stock values (1) on conflict (id) do update set n = 1",
-            InvalidRequest,
-            "do update",
-        ),
+        ("", "create table x as select 1 as a", InvalidRequest, "`as`"),
+        ("", "drop table stock cascade", InvalidRequest, "cascade"),
         ("", "truncate stock cascade", InvalidRequest, "cascade"),
         ("", "truncate stock restart identity", InvalidRequest, "restart identity"),
         ("", "with d as (delete from stock returning *) select * from d", InvalidRequest, "inside"),
@@ -237,7 +229,6 @@ async def test_tables_read_in_a_write_are_judged_through_views(stock: Database) 
             InvalidRequest,
             "inside",
         ),
-        ("", "merge into stock using stock s on true when matched then delete", InvalidRequest, "merge"),
         ("", "copy stock to program 'id'", InvalidRequest, "copy"),
         ("", "do $$ begin delete from stock; end $$", InvalidRequest, "`do`"),
         ("", "call p()", InvalidRequest, "`call`"),
@@ -265,15 +256,6 @@ async def test_what_can_not_be_undone_is_refused_by_name(
     assert "\n" not in str(caught.value)
     assert stock.dump("stock") == BEFORE
     assert stock.store.load(f"p{stock.step}") is None
-
-
-async def test_a_condition_that_changes_its_mind_is_found_out(stock: Database) -> None:
-    """The statement finds other rows than the copy did: with 200 coins thrown twice, as good as always."""
-    stock.run("insert into stock select g, 'x', 1 from generate_series(100, 300) g")
-    rows = stock.dump("stock")
-    with pytest.raises(SnapshotFailed, match="other rows"):
-        await stock.write("delete from stock where random() < 0.5")
-    assert stock.dump("stock") == rows
 
 
 async def test_an_update_of_a_referred_column_would_cascade(stock: Database) -> None:

@@ -208,6 +208,7 @@ PAIRS = [
     (models.Models, models.AsyncModels),
     (state.State, aio_state.AsyncState),
     (exchange.Messages, aio_exchange.AsyncMessages),
+    (exchange.Tasks, aio_exchange.AsyncTasks),
     (exchange.Memory, aio_exchange.AsyncMemory),
     (exchange.Artifacts, aio_exchange.AsyncArtifacts),
     (state.Checkpoint, aio_state.AsyncCheckpoint),

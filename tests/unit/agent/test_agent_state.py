@@ -121,6 +121,14 @@ def test_a_checkpoint_that_can_not_be_read_is_an_error(kernel, welcome, version,
         pass
 
 
+def test_an_upgrader_that_can_not_read_a_state_is_named_with_version_and_field(kernel):
+    kernel.welcome = restored({"page": 3}, 1)
+    upgraders = {1: lambda old: old, 2: lambda old: {"pages": old["pages"]}}
+    said = "has version 1, and its upgrader from 2 to 3 can't read it: it has no `pages`"
+    with pytest.raises(agent.CheckpointUnreadable, match=said):
+        agent.boot(checkpoint_version=3, upgraders=upgraders).__enter__()
+
+
 async def test_asyncio_reads_and_saves_the_same(kernel):
     kernel.welcome = restored({"page": 3}, 1)
     kernel.bodies["checkpoint.save"] = lambda _: {"step": 1}

@@ -143,6 +143,27 @@ def test_show_says_whether_a_grant_is_in_force(facts, state, door, run) -> None:
     assert state in run("show", "a1").stdout
 
 
+def test_show_says_what_a_program_asks_otherwise(door, run) -> None:
+    differs = [{"at": "/messages/0/content", "recorded": "It is Monday", "made": "It is \x1b[2JTuesday"}]
+    stray = {"step": 9, "action": "llm.complete", "recorded_step": 4, "recorded_action": "llm.complete"}
+    other = {**stray, "step": None, "action": "fs.write", "differences": [], "more": 0, "left": 1}
+    door.answers["Show"] = {
+        "id": "a1",
+        "strays": [{**stray, "differences": differs, "more": 2, "left": 3}, other],
+    }
+    out = run("show", "a1").stdout
+    for words in (
+        "step 9 is not on record, while 3 recorded calls had not been asked for again;",
+        "it differs from step 4 here",
+        "at /messages/0/content\n    - It is Monday\n    + It is ",
+        "… 2 more",
+        "a call of fs.write is not on record",
+        "the first of them is step 4, llm.complete",
+    ):
+        assert words in out, words
+    assert "\x1b" not in out
+
+
 def test_show_and_status_name_what_is_unavailable(door, run) -> None:
     missing = [
         {

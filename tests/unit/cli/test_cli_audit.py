@@ -90,11 +90,11 @@ def test_verify(ok, exit_code, flags, door, run) -> None:
         assert json.loads(result.stdout) == report
     elif exit_code:
         assert (
-            "broken: chain 1, record 4: hash; checked 9 rows, 2 chains, 1 anchors; keep the database"
+            "broken: chain 1, record 4: hash; checked 9 rows, 2 chains, 1 anchor; keep the database"
             in result.stderr
         )
     else:
-        assert result.stdout == "ok: 9 rows, 2 chains, 1 anchors\n"
+        assert result.stdout == "ok: 9 rows, 2 chains, 1 anchor\n"
 
 
 def stored(pos: int, before: bytes, body: bytes = b"{}") -> StoredRow:
@@ -116,7 +116,7 @@ def test_an_export_verifies_offline(records, door, run, tmp_path) -> None:
     target = tmp_path / "evidence.jsonl"
     assert run("audit", "--export", target).exit_code == 0
     result = run("audit", "verify", target, "--data", tmp_path)
-    assert (result.exit_code, result.stdout) == (0, "ok: 2 rows, 1 chains, 0 anchors\n"), result.stderr
+    assert (result.exit_code, result.stdout) == (0, "ok: 2 rows, 1 chain, 0 anchors\n"), result.stderr
 
 
 @pytest.mark.parametrize(

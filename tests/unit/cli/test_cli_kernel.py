@@ -37,12 +37,20 @@ def test_status(door, run) -> None:
         {"database": {"embedded": False, "version": "16", "state": "away"}},
         {"config": {"file": "/k.yaml", "error": "/k.yaml:1:1: bad"}},
         {"database": {}},
+        {"a2a": {"listen": "http://127.0.0.1:1", "problem": "a2a can't listen"}},
     ],
 )
 def test_status_that_is_not_well(change, door, run) -> None:
     door.answers["Status"] = {**STATUS, **change}
     assert run("status").exit_code == 1
     assert run("status", "--json").exit_code == 1
+
+
+def test_status_says_where_tasks_are_heard_or_what_stands_in_the_way(door, run) -> None:
+    door.answers["Status"] = {**STATUS, "a2a": {"listen": "http://127.0.0.1:1", "problem": None}}
+    assert "a2a       http://127.0.0.1:1" in run("status").stdout
+    door.answers["Status"] = {**STATUS, "a2a": {"listen": "http://127.0.0.1:1", "problem": "can't listen"}}
+    assert "a2a       can't listen" in run("status").stdout
 
 
 def test_reload(door, run) -> None:

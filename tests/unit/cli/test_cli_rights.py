@@ -38,10 +38,20 @@ def test_grant_prints_the_id(door, run) -> None:
     request = door.asked("Grant")
     assert (request.agent, request.rule, request.expires_ms, request.uses) == ("bot", RULE, 5_400_000, 3)
     assert json.loads(run("grant", "bot", RULE, "--json").stdout)["epoch"] == 2
+    assert not request.deny
+    assert run("grant", "bot", "fs.*: /workspace/.env", "--deny").exit_code == 0
+    assert door.requests[-1][1].deny
 
 
 @pytest.mark.parametrize(
-    "words", [(RULE, "--expires", "soon"), (RULE, "--expires", "0s"), ("fs.fly: /a",), ("nonsense",)]
+    "words",
+    [
+        (RULE, "--expires", "soon"),
+        (RULE, "--expires", "0s"),
+        ("fs.fly: /a",),
+        ("nonsense",),
+        (RULE, "--deny", "--uses", "2"),
+    ],
 )
 def test_grants_that_make_no_sense(words, door, run) -> None:
     result = run("grant", "bot", *words)

@@ -146,7 +146,7 @@ def test_conflicts_left_alone_are_exit_5(door, run) -> None:
     result = run("rollback", "bot", "--to", "3")
     assert result.exit_code == 5
     assert (
-        "left alone, because others changed it since:\n  file  /workspace/u: changed since by others"
+        "left alone, because others changed it since or it could not be taken back:\n  file  /workspace/u: changed since by others"
         in result.stdout
     )
     assert result.stderr.startswith("ringfence: 1 change of others left as found")
@@ -200,3 +200,21 @@ def test_resolve(door, run) -> None:
 def test_resolve_that_makes_no_sense(words, door, run) -> None:
     assert run("resolve", "bot", 17, *words).exit_code == 2
     assert door.requests == []
+
+
+def test_agents_elsewhere_are_named_beside_conflicts(door, run) -> None:
+    one = {**DONE, "agent": "bot", "conflicts": [{"kind": "state", "target": "k"}]}
+    skipped = [{"agent": "far", "reason": "another kernel runs it"}]
+    door.answers["RollbackAll"] = {"agents": [one], "skipped": skipped}
+    result = run("rollback", "--all", "--to", "2026-01-31T08:00:00Z")
+    assert result.exit_code == 5
+    assert "1 change of others left as found" in result.stderr
+    assert "far: another kernel runs it" in result.stderr
+
+
+def test_a_point_of_many_paths_takes_a_line(door, run) -> None:
+    paths = [f"/workspace/{number}" for number in range(100)]
+    door.answers["Points"] = {"points": [{"id": "p1", "step": 1, "kind": "workspace", "covers": paths}]}
+    result = run("points", "bot")
+    assert "/workspace/11 and 88 more" in " ".join(result.stdout.split())
+    assert json.loads(run("points", "bot", "--json").stdout)[0]["covers"] == paths

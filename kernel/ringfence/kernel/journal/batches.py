@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ringfence.kernel.journal.copyrows import (
@@ -33,6 +33,41 @@ class Head:
     pos: int
     hash: bytes
     agent: str
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What one transaction was to commit: enough to recognise it in the database afterwards.
+
+    Attributes:
+        pending: rows in it.
+        links: their places.
+        heads: where the chains end if it committed.
+    """
+
+    pending: list[Pending]
+    links: list[Link]
+    heads: dict[int, tuple[int, bytes]]
+
+
+@dataclass(slots=True)
+class Sending:
+    """A batch that goes in one round trip.
+
+    Attributes:
+        attempt: what it is to commit.
+        statements: what does it; nothing is inserted where the database stands otherwise than was reckoned with.
+        answer: index of the result that tells.
+        tells: whether that result says who may not be written, rather than how many rows were.
+        work: changes of the state in it, and `before` the versions that they rest on.
+    """
+
+    attempt: Attempt
+    statements: list[Statement]
+    answer: int = -1
+    tells: bool = False
+    work: StateWork | None = None
+    before: list[str] = field(default_factory=list[str])
 
 
 def sends_of(batch: list[Pending], work: StateWork) -> list[Statement]:
@@ -161,6 +196,14 @@ def columns_of(versions: Sequence[Version]) -> list[bytes]:
         bytes_array([v.agent.encode() for v in versions], OID_TEXT),
         int8_array([v.step for v in versions]),
     ]
+
+
+def values_of(version: Version) -> tuple[bytes | None, ...]:
+    """One version as parameters of `append_put`."""
+    return (
+        *(version.key.encode(), int8(version.version), version.value),
+        *(version.agent.encode(), int8(version.step)),
+    )
 
 
 def held_of(result: PGresult) -> list[Held]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import heapq
 import os
 import re
 import tempfile
+import threading
 import time
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ringfence.kernel.journal.lately import Lately
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -41,6 +45,7 @@ class Blobs:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._fresh = root / "fresh"
+        self._lately, self._removing = Lately(), threading.Lock()
         with _named("the artifact store can't be opened", root):
             self._fresh.mkdir(mode=0o700, parents=True, exist_ok=True)
             root.chmod(0o700)
@@ -111,6 +116,46 @@ class Blobs:
             return False
         return True
 
+    # -- what nobody needs ----------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        """Begin a look at what nobody needs: what is put from now on, or was since the look before, is not removed by it."""
+        with self._removing:
+            self._lately.turn()
+
+    def older(self, before: float, after: str, limit: int) -> list[str]:
+        """List artifacts whose bytes were written before a time, those after a reference, in order.
+
+        Raises:
+            BlobError: the directory can't be read.
+        """
+        with _named("the artifact store can't be read", self._root):
+            return heapq.nsmallest(limit, self._older(before, after))
+
+    def _older(self, before: float, after: str) -> Iterator[str]:
+        for path in self._root.glob("??/*"):
+            ref = path.parent.name + path.name
+            if _REF.fullmatch(ref) and ref > after and path.stat().st_mtime < before:
+                yield ref
+
+    def remove(self, ref: str, *, dry: bool = False) -> int:
+        """Remove an artifact that nothing names, unless it was put lately; with `dry` only say what that would free.
+
+        Returns:
+            Bytes of the disk; 0: it stays, or there was none.
+
+        Raises:
+            BlobError: it can't be removed.
+        """
+        path = self._path(ref)
+        with self._removing, _named("an artifact can't be removed", self._root):
+            if ref in self._lately or not path.exists():
+                return 0
+            size = path.stat().st_size
+            if not dry:
+                path.unlink()
+        return size
+
     def _path(self, ref: str) -> Path:
         if _REF.fullmatch(ref) is None:
             raise BlobError(f"`{ref[:80]}` is not the reference of an artifact")
@@ -132,6 +177,9 @@ class Blobs:
                     os.fsync(output.fileno())
                 ref = digest.hexdigest()
                 path = self._path(ref)
+                # INVARIANT: once this is noted nobody removes it; if it was removed just before, it is not there below.
+                with self._removing:
+                    self._lately.add(ref)
                 if path.parent.exists() and self.has(ref):
                     temporary.unlink()
                 else:

@@ -41,9 +41,14 @@ _NULL = _LENGTH.pack(-1)
 _COLUMN = Struct(">I")
 _TEXT_COLUMN, _BYTEA_COLUMN = _COLUMN.pack(OID_TEXT), _COLUMN.pack(OID_BYTEA)
 _HASH_COLUMN = _BYTEA_COLUMN + _HASH_LENGTH
-_RECORD_START = _LENGTH.pack(18)
-# As chain.fixed_image packs them, each behind its type: five bigint, two integer, one smallint.
-_RECORD_FIXED = Struct(">" + "Iiq" * 5 + "Iii" * 2 + "Iih")
+# As chain.fixed_image packs them, each behind its type: five bigint, two integer, one smallint. Before them the record's
+# length and how many columns it has.
+_RECORD_FIXED = Struct(">ii" + "Iiq" * 5 + "Iii" * 2 + "Iih")
+_RECORD_COLUMNS = 18
+_pack_record = _RECORD_FIXED.pack
+_pack_length = _LENGTH.pack
+_pack_bytea = Struct(">Ii").pack
+_RECORD_BYTES = _RECORD_FIXED.size - 4 + 8 + 8 + 8 + 32  # and the words, the digest and the body
 
 Packed = tuple[bytes, bytes]
 """One or more columns, framed: as the chain and COPY take them, and with their types as a record takes them."""
@@ -72,7 +77,7 @@ class Pending(msgspec.Struct):
     """An entry that waits for its flush.
 
     Attributes:
-        words: the columns `lane` to `digest`.
+        words: the columns `lane` to `effect_id`.
         size_bytes: what it roughly holds in memory.
         since: monotonic seconds at which it was handed in.
         started_us: as the row says, or the time it was handed in.
@@ -96,7 +101,6 @@ class Link(msgspec.Struct):
     chain: int
     pos: int
     hash: bytes
-    image: bytes
     pending: Pending
 
 
@@ -145,19 +149,16 @@ def _words(row: Row) -> Packed:
     lane, action, resource = row.lane, row.action, row.resource
     short = len(lane) <= WORD_LENGTH_MAX and len(action) <= WORD_LENGTH_MAX
     if short and len(resource) <= RESOURCE_LENGTH_MAX and not row.effect_id:
-        plain, typed = _names(lane, action, resource, row.effect, row.verdict, row.outcome)
-    else:
-        plain, typed = _texts(
-            lane=lane,
-            action=action,
-            resource=resource,
-            effect=row.effect,
-            verdict=row.verdict,
-            outcome=row.outcome,
-            effect_id=row.effect_id,
-        )
-    digest = _LENGTH.pack(len(row.digest)) + row.digest
-    return plain + digest, typed + _BYTEA_COLUMN + digest
+        return _names(lane, action, resource, row.effect, row.verdict, row.outcome)
+    return _texts(
+        lane=lane,
+        action=action,
+        resource=resource,
+        effect=row.effect,
+        verdict=row.verdict,
+        outcome=row.outcome,
+        effect_id=row.effect_id,
+    )
 
 
 def _check_numbers(row: Row) -> None:
@@ -208,8 +209,10 @@ def prepare(entry: Entry, future: Waiter, now: float) -> Pending:
     row = entry.row
     _check_numbers(row)
     words = _words(row)
-    check_body(row.body)
-    size = ROW_OVERHEAD_BYTES + len(row.resource) + len(row.body)
+    body = row.body
+    if len(body) > BODY_BYTES_MAX:
+        check_body(body)
+    size = ROW_OVERHEAD_BYTES + len(row.resource) + len(body)
     atomic = entry.atomic
     if atomic is None:
         pass
@@ -225,15 +228,7 @@ def prepare(entry: Entry, future: Waiter, now: float) -> Pending:
         packed = packed_work(row, "", atomic)
         check_body(packed)
         size += len(packed)
-    return Pending(
-        entry=entry,
-        future=future,
-        words=words,
-        size_bytes=size,
-        since=now,
-        started_us=row.started_us or time.time_ns() // 1000,
-        body=row.body,
-    )
+    return Pending(entry, future, words, size, now, row.started_us or time.time_ns() // 1000, body)
 
 
 def packed_work(row: Row, agent_id: str, work: Work) -> bytes:
@@ -283,29 +278,31 @@ def chained(batch: Iterable[Pending], heads: dict[int, tuple[int, bytes]]) -> li
         chain = row.chain
         pos, previous = heads[chain]
         pos += 1
-        body = pending.body
-        fixed = fixed_image(
-            chain,
-            pos,
-            row.step,
-            pending.started_us,
-            row.duration_us,
-            row.branch,
-            row.lane_step,
-            row.phase,
-        )
-        image = b"".join((fixed, pending.words[0], _LENGTH.pack(len(body)), body))
-        digest = link(previous, image)
+        # The image is made again by COPY alone: kept, the images of a batch would push everything else out of the caches.
+        digest = link(previous, _image(pos, pending))
         heads[chain] = (pos, digest)
-        links.append(Link(chain, pos, digest, image, pending))
+        links.append(Link(chain, pos, digest, pending))
     return links
+
+
+def _image(pos: int, pending: Pending) -> bytes:
+    row, body = pending.entry.row, pending.body
+    # fmt: off
+    fixed = fixed_image(
+        row.chain, pos, row.step, pending.started_us, row.duration_us, row.branch, row.lane_step, row.phase,
+    )
+    # fmt: on
+    digest = row.digest
+    return b"".join(
+        (fixed, pending.words[0], _pack_length(len(digest)), digest, _pack_length(len(body)), body)
+    )
 
 
 def copy_data(links: Iterable[Link]) -> bytes:
     """Pack rows for binary COPY."""
     parts = [_COPY_START]
     for one in links:
-        parts += (_COPY_ROW, one.image, _HASH_LENGTH, one.hash)
+        parts += (_COPY_ROW, _image(one.pos, one.pending), _HASH_LENGTH, one.hash)
     parts.append(_COPY_END)
     return b"".join(parts)
 
@@ -319,16 +316,24 @@ def record_array(links: Sequence[Link], oid: int) -> bytes:
     """
     parts = [_ARRAY.pack(1, 0, oid, len(links), 1)]
     for one in links:
-        record = _record(one)
-        parts += (_LENGTH.pack(len(record)), record)
+        parts += _record(one)
     return b"".join(parts)
 
 
-def _record(one: Link) -> bytes:
+def record(one: Link) -> bytes:
+    """Pack one row as a binary value of the table's row type."""
+    return b"".join(_record(one))[4:]
+
+
+def _record(one: Link) -> tuple[bytes, ...]:
+    """One row as an array holds it: behind its length."""
     pending = one.pending
-    row, body = pending.entry.row, pending.body
+    row, body, words = pending.entry.row, pending.body, pending.words[1]
+    digest = row.digest
+    size = len(body)
     # fmt: off
-    fixed = _RECORD_FIXED.pack(
+    fixed = _pack_record(
+        _RECORD_BYTES + len(words) + len(digest) + size, _RECORD_COLUMNS,
         OID_INT8, 8, one.chain,
         OID_INT8, 8, one.pos,
         OID_INT8, 8, row.step,
@@ -338,11 +343,11 @@ def _record(one: Link) -> bytes:
         OID_INT4, 4, row.lane_step,
         OID_INT2, 2, row.phase,
     )
-    # fmt: on
-    length = _LENGTH.pack(len(body))
-    return b"".join(
-        (_RECORD_START, fixed, pending.words[1], _BYTEA_COLUMN, length, body, _HASH_COLUMN, one.hash)
+    return (
+        fixed, words, _pack_bytea(OID_BYTEA, len(digest)), digest,
+        _pack_bytea(OID_BYTEA, size), body, _HASH_COLUMN, one.hash,
     )
+    # fmt: on
 
 
 def int8(value: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
+import select
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -95,6 +96,21 @@ def journal_errors() -> Generator[None]:
         raise JournalError(one_line(error)) from error
 
 
+async def _look(connection: Connection) -> None:
+    """Ask a server whether it is there, but only where a round trip may tell more than its socket.
+
+    A server that ended a session said so, or its host did: then there is something to read. One that can't be reached any
+    more without a word is found out by the statement itself, as soon as by a question before it.
+
+    Raises:
+        psycopg.OperationalError: it is gone.
+    """
+    there = select.poll()
+    there.register(connection.fileno(), select.POLLIN | select.POLLERR | select.POLLHUP)
+    if there.poll(0):
+        await AsyncConnectionPool.check_connection(connection)
+
+
 async def connect_pool(dsn: str, *, size_max: int = POOL_SIZE_MAX) -> Pool:
     """Open a pool and wait for its first connection.
 
@@ -118,7 +134,7 @@ async def connect_pool(dsn: str, *, size_max: int = POOL_SIZE_MAX) -> Pool:
             max_size=size_max,
             timeout=POOL_WAIT_S,
             open=False,
-            check=AsyncConnectionPool.check_connection,
+            check=_look,
             kwargs={"autocommit": True, "application_name": "ringfence store", **KEEPALIVE},
             name="ringfence",
         )

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from ringfence.kernel.journal import sqlwork
 from ringfence.kernel.journal.batches import (
+    Attempt,
     Head,
+    Sending,
     checkpoints_behind,
     claims_of,
     columns_of,
@@ -29,17 +31,18 @@ from ringfence.kernel.journal.batches import (
     number_at,
     sends_of,
     truth_of,
+    values_of,
 )
 from ringfence.kernel.journal.chain import genesis
 from ringfence.kernel.journal.copyrows import (
     OID_TEXT,
-    Link,
     Pending,
     bytes_array,
     chained,
     copy_data,
     int8,
     int8_array,
+    record,
     record_array,
 )
 from ringfence.kernel.journal.database import statements
@@ -52,6 +55,7 @@ from ringfence.syscalls.base import StateChange
 logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
+    from psycopg.pq.abc import PGresult
     from ringfence.kernel.journal.wire import Statement, Wire
 
 KNOWN_KEYS_MAX = 16_384
@@ -62,24 +66,9 @@ ARRAY_ROWS_MAX = 512
 one turn of a busy event loop instead of three."""
 
 PREPARED = (
-    "row_type", "began", "end_session", "begin", "commit", "rollback", "append", "append_one", "append_changes", "insert",
-    "check", "heads", "hash_at", "lock_one", "hold", "lock", "hold_claims", "lock_claims", "record", "advance", "checkpoint", "savepoint", "release", "undo",
+    "row_type", "began", "end_session", "begin", "commit", "rollback", "append", "append_one", "append_some", "append_put", "append_changes", "insert",
+    "check", "heads", "hash_at", "lock_one", "lock_agents", "hold", "lock", "hold_claims", "lock_claims", "record", "advance", "checkpoint", "savepoint", "release", "undo",
 )  # fmt: skip
-
-
-@dataclass(slots=True)
-class Attempt:
-    """What one transaction was to commit: enough to recognise it in the database afterwards.
-
-    Attributes:
-        pending: rows in it.
-        links: their places.
-        heads: where the chains end if it committed.
-    """
-
-    pending: list[Pending]
-    links: list[Link]
-    heads: dict[int, tuple[int, bytes]]
 
 
 @dataclass(slots=True)
@@ -165,25 +154,43 @@ class Flush:
             Lost: the connection is gone; `attempts` says what may have committed.
             Refused: nothing is committed.
         """
-        if len(batch) <= ARRAY_ROWS_MAX and all(pending.entry.atomic is None for pending in batch):
-            batch = finished(batch)
-            if not batch:
-                return None
-            attempt = self._attempt(batch)
+        sending = self.ready(batch)
+        if sending is not None:
             try:
-                truth = await self._append(attempt)
+                results = await self.wire.pipeline(sending.statements)
             except Refused:
-                self.attempts.remove(attempt)
+                self.attempts.remove(sending.attempt)
                 raise
-            if truth is None:
-                return attempt
-            self.attempts.remove(attempt)
-            batch = keep_allowed(batch, truth)
-        elif len(batch) <= ARRAY_ROWS_MAX:
-            written = await self._append_changes(batch)
-            if written is not None:
-                return written
+            if self.inserted(sending, results):
+                return sending.attempt
+            if sending.tells:
+                batch = keep_allowed(batch, truth_of(results[sending.answer]))
+        batch = [pending for pending in batch if not pending.future.done()]
         return await self._transaction(batch) if batch else None
+
+    def ready(self, batch: list[Pending]) -> Sending | None:
+        """Make a batch ready to go in one round trip. None: it can't, or nobody waits for it any more."""
+        if len(batch) > ARRAY_ROWS_MAX:
+            return None
+        for pending in batch:
+            if pending.entry.atomic is not None:
+                return self._ready_changes(batch)
+        batch = finished(batch)
+        epochs = epochs_of(batch)
+        return self._ready_rows(batch, epochs) if batch and epochs is not None else None
+
+    def inserted(self, sending: Sending, results: Sequence[PGresult]) -> bool:
+        """Whether it was written; else nothing was, and it is no attempt any more."""
+        result = results[sending.answer]
+        work = sending.work
+        if not result.ntuples if sending.tells else result.command_tuples:
+            if work is not None:
+                self.known.update(work.held())
+            return True
+        self.attempts.remove(sending.attempt)
+        for key in sending.before:
+            self.known.pop(key, None)
+        return False
 
     def adopt_attempt(self, attempt: Attempt) -> None:
         """Move the heads on, now that it is committed."""
@@ -203,38 +210,37 @@ class Flush:
         self.attempts.append(attempt)
         return attempt
 
-    async def _append(self, attempt: Attempt) -> dict[int, tuple[int, bool]] | None:
-        """Check and insert in one round trip. None: it inserted; else the truth about each agent."""
-        epochs = epochs_of(attempt.pending)
-        if epochs is None:
-            return await self._check_only(attempt.pending)
-        rows = record_array(attempt.links, self.row_oid)
+    def _ready_rows(self, batch: list[Pending], epochs: dict[int, int | None]) -> Sending:
+        attempt = self._attempt(batch)
+        links = attempt.links
         if not epochs:
-            await self.wire.run((b"insert", (rows,)))
-            return None
+            return Sending(attempt, [(b"insert", (record_array(links, self.row_oid),))])
         kernel, fence = int8(self.kernel), int8(self.fence)
         if len(attempt.heads) == 1:
             # One agent, the commonest small batch: a third less work for the server than `append`. A pipeline
             # without begin is one transaction, and each statement in it sees what the lock waited for.
             key, epoch = next(iter(epochs.items()))
-            expected = None if epoch is None else int8(epoch)
-            results = await self.wire.pipeline(
-                [(b"lock_one", (int8(key),)), (b"append_one", (kernel, fence, int8(key), expected, rows))]
+            name, wanted = int8(key), None if epoch is None else int8(epoch)
+            rows = (
+                (b"append_one", record(links[0]))
+                if len(links) == 1
+                else (b"append_some", record_array(links, self.row_oid))
             )
-            return None if results[-1].command_tuples else await self._check_only(attempt.pending)
+            return Sending(
+                attempt, [(b"lock_one", (name,)), (rows[0], (kernel, fence, name, wanted, rows[1]))]
+            )
+        rows = record_array(links, self.row_oid)
         keys = sorted(epochs)
         wanted = int8_array([epochs[key] for key in keys])
-        result = await self.wire.run((b"append", (kernel, fence, int8_array(keys), wanted, rows)))
-        return truth_of(result) if result.ntuples else None
+        return Sending(attempt, [(b"append", (kernel, fence, int8_array(keys), wanted, rows))], tells=True)
 
-    async def _append_changes(self, batch: list[Pending]) -> Attempt | None:
-        """Write state changes and checkpoints in one round trip, reckoning with the versions seen last. None: nothing is written."""
+    def _ready_changes(self, batch: list[Pending]) -> Sending | None:
+        """State changes and checkpoints, reckoned with the versions seen last."""
         epochs = epochs_of(batch)
         work = self._reckoned(batch)
         if epochs is None or work is None:
             return None
         before = [(key, held.version) for key, held in sorted(work.held().items())]
-        keys = bytes_array([key.encode() for key, _ in before], OID_TEXT)
         for pending in batch:
             if pending.entry.finish is None and pending.entry.atomic is None:
                 continue
@@ -243,31 +249,39 @@ class Flush:
             except Exception:  # noqa: BLE001 - done again on locked rows, where an error is the caller's
                 return None
         attempt = self._attempt(batch)
+        links = attempt.links
+        kernel, fence = int8(self.kernel), int8(self.fence)
         agents = sorted(epochs)
+        wanted = [epochs[agent] for agent in agents]
+        saves = checkpoints_behind(batch, attempt.links)
+        known = [key for key, _ in before]
+        if len(links) == len(agents) == len(before) == len(work.changed) == 1:
+            # A lone call that changes the one key that it rests on: half the server's work.
+            name, epoch = int8(agents[0]), None if wanted[0] is None else int8(wanted[0])
+            put = (
+                kernel,
+                fence,
+                name,
+                epoch,
+                int8(before[0][1]),
+                *values_of(work.changed[0]),
+                record(links[0]),
+            )
+            sends: list[Statement] = [(b"lock_one", (name,)), (b"append_put", put), *saves]
+            return Sending(attempt, sends, answer=1, work=work, before=known)
+        keys = bytes_array([key.encode() for key in known], OID_TEXT)
+        # Only locked: the statement that writes looks at epochs and owner itself, and sees what the locks waited for.
+        locks: list[Statement] = [(b"lock_agents", (int8_array(agents),))]
+        if before:
+            locks.append((b"lock", (keys,)))
         values = (
-            *(int8(self.kernel), int8(self.fence)),
-            *(int8_array(agents), int8_array([epochs[agent] for agent in agents])),
-            record_array(attempt.links, self.row_oid),
+            *(kernel, fence, int8_array(agents), int8_array(wanted), record_array(links, self.row_oid)),
             *(keys, int8_array([version for _, version in before])),
             *columns_of(work.changed),
             *columns_of(work.newest()),
         )
-        locks: list[Statement] = [self._check_statement(batch)]
-        if before:
-            locks.append((b"lock", (keys,)))
-        saves = checkpoints_behind(batch, attempt.links)
-        try:
-            results = await self.wire.pipeline([*locks, (b"append_changes", values), *saves])
-        except Refused:
-            self.attempts.remove(attempt)
-            raise
-        if results[len(locks)].command_tuples:
-            self.known.update(work.held())
-            return attempt
-        self.attempts.remove(attempt)
-        for key, _ in before:
-            self.known.pop(key, None)
-        return None
+        sends = [*locks, (b"append_changes", values), *saves]
+        return Sending(attempt, sends, answer=len(locks), work=work, before=known)
 
     def _reckoned(self, batch: list[Pending]) -> StateWork | None:
         """The keys of a batch as they were seen last; None: one never was, or other work is among it."""
@@ -284,9 +298,6 @@ class Flush:
                 return None
             work.load(seen)
         return work
-
-    async def _check_only(self, batch: list[Pending]) -> dict[int, tuple[int, bool]]:
-        return truth_of(await self.wire.run(self._check_statement(batch)))
 
     def _check_statement(self, batch: list[Pending]) -> Statement:
         keys = sorted({pending.entry.row.chain for pending in batch if pending.entry.row.chain > 0})

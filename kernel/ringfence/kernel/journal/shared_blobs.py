@@ -8,9 +8,13 @@ import secrets
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Final
 
 from ringfence.kernel.journal.blobs import BlobError, Blobs
 from ringfence.sandbox.depot import Depot, DepotError
+
+KNOWN_MAX: Final = 65_536
+"""Artifacts that are known to be in the depot; beyond it all are forgotten, and put there again when they are kept again."""
 
 
 class SharedBlobs(Blobs):
@@ -36,6 +40,8 @@ class SharedBlobs(Blobs):
                 self._depot.put(_name(ref), self._path(ref))
             except DepotError as error:
                 raise BlobError(f"an artifact can't be kept: {error}") from error
+            if len(self._shared) >= KNOWN_MAX:
+                self._shared.clear()
             self._shared.add(ref)
         return ref
 

@@ -8,17 +8,21 @@ from ringfence.kernel.journal.database import connect_pool
 from ringfence.kernel.journal.store_agents import AgentStore
 from ringfence.kernel.journal.store_approvals import ApprovalStore
 from ringfence.kernel.journal.store_atoms import AtomStore
+from ringfence.kernel.journal.store_blobs import BlobStore
 from ringfence.kernel.journal.store_budgets import BudgetStore
 from ringfence.kernel.journal.store_grants import GrantStore
 from ringfence.kernel.journal.store_homes import HomeStore
 from ringfence.kernel.journal.store_kernels import KernelStore
 from ringfence.kernel.journal.store_kin import KinStore
+from ringfence.kernel.journal.store_mcp import McpStore
 from ringfence.kernel.journal.store_move import MoveStore
 from ringfence.kernel.journal.store_outbox import OutboxStore
 from ringfence.kernel.journal.store_pools import PoolStore
+from ringfence.kernel.journal.store_pushes import PushStore
 from ringfence.kernel.journal.store_rates import RateStore
 from ringfence.kernel.journal.store_schedules import ScheduleStore
 from ringfence.kernel.journal.store_segments import SegmentStore
+from ringfence.kernel.journal.store_tasks import TaskStore
 
 
 class Store(
@@ -31,11 +35,15 @@ class Store(
     RateStore,
     SegmentStore,
     AtomStore,
+    BlobStore,
     ScheduleStore,
     MoveStore,
     KinStore,
     OutboxStore,
     HomeStore,
+    McpStore,
+    PushStore,
+    TaskStore,
 ):
     """The kernel's view of its database, on a pool of connections. Every method may raise Unavailable."""
 

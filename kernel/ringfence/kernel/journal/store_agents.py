@@ -8,14 +8,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg.types.json import Jsonb
-from ringfence.kernel.journal.database import Connection, borrowed
+from ringfence.kernel.journal.database import Connection, Pool, borrowed
 from ringfence.kernel.journal.deltas import UnpackError, unpack_chain
 from ringfence.kernel.journal.store_base import Lineage, StoreBase, agent_record, made_by, statement
 from ringfence.kernel.journal.store_kernels import short_id
+from ringfence.kernel.journal.together import Together
 from ringfence.kernel.journal.types import (
     AgentKey,
     AgentRecord,
@@ -43,6 +44,20 @@ SETTABLE = frozenset(
 )
 NULLABLE = frozenset({"exit_code", "started_at", "ended_at", "wake_at"})
 ID_TRIES = 5
+PATCHED_AT_ONCE = 64
+
+
+class _Saved(NamedTuple):
+    """A row of `agents.checkpoint`."""
+
+    step: int
+    branch: int
+    lane_step: int
+    schema_version: int
+    next_child: int
+    packing: int
+    state: bytes
+    digest: bytes
 
 
 def storable(text: str) -> str:
@@ -69,6 +84,12 @@ def agent_patch(fields: Mapping[str, Any]) -> str:
 
 class AgentStore(StoreBase):
     """The part of the store about agents."""
+
+    def __init__(self, pool: Pool, dsn: str) -> None:
+        super().__init__(pool, dsn)
+        self._patches: Together[tuple[AgentKey, str], None] = Together(
+            self._set_one, self._set, PATCHED_AT_ONCE
+        )
 
     async def create_agent(
         self,
@@ -191,7 +212,22 @@ class AgentStore(StoreBase):
             JournalError: an unknown state.
             Unavailable: the database is away.
         """
-        await self._tuple("agents.set", {"key": key, "patch": agent_patch(fields)})
+        await self._patches.ask((key, agent_patch(fields)))
+
+    async def _set(self, some: Sequence[tuple[AgentKey, str]]) -> list[None]:
+        """Apply patches in the order in which they came, those of different agents in one transaction."""
+        left = list(some)
+        while left:
+            # INVARIANT: agents are locked in the order of their keys, by every kernel.
+            first = dict(reversed(left))
+            values = {"keys": sorted(first), "patches": [first[key] for key in sorted(first)]}
+            await self._tuple("agents.set", values)
+            for patch in first.items():
+                left.remove(patch)
+        return [None] * len(some)
+
+    async def _set_one(self, patch: tuple[AgentKey, str]) -> None:
+        await self._set([patch])
 
     async def forget_agent(self, key: AgentKey) -> bool:
         """Remove an agent that never ran.
@@ -244,13 +280,12 @@ class AgentStore(StoreBase):
             Damaged: its bytes are not those that were saved.
             Unavailable: the database is away.
         """
-        rows = await self._tuples(
-            "agents.checkpoint", {"agent": key, "before": before_step, **lineage_values(lineage)}
-        )
+        values = {"agent": key, "before": before_step, **lineage_values(lineage)}
+        rows = await self._all("agents.checkpoint", _Saved, values)
         if not rows:
             return None
         step, branch, lane_step, schema_version, next_child, _, _, digest = rows[0]
-        chain = [(row[0], row[5], row[6]) for row in reversed(rows)]
+        chain = [(row.step, row.packing, row.state) for row in reversed(rows)]
         try:
             base = await asyncio.to_thread(unpack_chain, chain)
         except UnpackError as error:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from psycopg.rows import BaseRowFactory, tuple_row
 from ringfence.kernel.journal.database import Pool, borrowed, statements
+from ringfence.kernel.journal.together import (
+    Kind,
+    Questions,
+    Shared,
+    Together,
+    asked_json,
+    kind_of,
+    parts_of,
+)
 from ringfence.kernel.journal.types import (
     AgentKey,
     AgentRecord,
@@ -31,6 +41,7 @@ def stored_row(**values: Any) -> StoredRow:
 def agent_record(**values: Any) -> AgentRecord:
     """Make an agent's record from its columns."""
     values["key"] = AgentKey(values["key"])
+    values["manifest"] = sys.intern(values["manifest"])  # a fleet has few of them
     values["owner"] = None if values["owner"] is None else KernelKey(values["owner"])
     return AgentRecord(**values)
 
@@ -62,9 +73,42 @@ class StoreBase:
     def __init__(self, pool: Pool, dsn: str) -> None:
         self._pool = pool
         self._dsn = dsn
+        self._questions: Questions[Mapping[str, Any], list[Any]] = Questions(self._kind)
 
     async def _all(self, name: str, make: Callable[..., T], values: Mapping[str, Any]) -> list[T]:
-        """Run `file.statement` and make a record of every row."""
+        """Run `file.statement` and make a record of every row. What many ask at once may be asked together."""
+        kind = kind_of(name)
+        if kind is None:
+            return await self._each(name, make, values)
+        own, shared = parts_of(kind, values)
+        return await self._questions.ask((name, make, shared), own)
+
+    def _kind(self, of: tuple[str, Callable[..., T], Shared]) -> Together[Mapping[str, Any], list[T]]:
+        name, make, shared = of
+        kind = kind_of(name)
+        assert kind is not None  # noqa: S101 - asked by the caller
+        return Together(
+            lambda own: self._each(name, make, {**own, **dict(shared)}),
+            lambda some: self._together(kind, make, some, dict(shared)),
+            kind.most,
+        )
+
+    async def _together(
+        self, kind: Kind, make: Callable[..., T], some: Sequence[Mapping[str, Any]], shared: Mapping[str, Any]
+    ) -> list[list[T]]:
+        found: list[list[T]] = [list[T]() for _ in some]
+        async with (
+            borrowed(self._pool) as connection,
+            connection.cursor(row_factory=tuple_row, binary=True) as cursor,
+        ):
+            await cursor.execute(kind.text, {"asked": asked_json(some), **shared})
+            names = [column.name for column in cursor.description or ()][1:]
+            for row in await cursor.fetchall():
+                nr: int = row[0]
+                found[nr].append(make(**dict(zip(names, row[1:], strict=True))))
+        return found
+
+    async def _each(self, name: str, make: Callable[..., T], values: Mapping[str, Any]) -> list[T]:
         async with (
             borrowed(self._pool) as connection,
             connection.cursor(row_factory=made_by(make), binary=True) as cursor,

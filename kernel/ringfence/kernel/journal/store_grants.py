@@ -45,7 +45,7 @@ class GrantStore(NotifyStore):
         Args:
             key: the agent.
             rule: the rule in the manifest's form.
-            verdict: allow or ask.
+            verdict: allow, ask or deny.
             by: who grants it.
             expires_at: when it ends, or None.
             uses: how often it may be used, or None.

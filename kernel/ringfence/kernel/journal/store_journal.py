@@ -62,6 +62,49 @@ class JournalStore(StoreBase):
                 return
             place = (rows[-1].step, rows[-1].pos)
 
+    async def done_by(self, key: AgentKey, at_us: int) -> tuple[int, int] | None:
+        """The last step that had ended at a time, over all branches, and its branch; None: none had.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        row = await self._tuple("journal.done_by", {"chain": key, "at_us": at_us})
+        return None if row is None else (int(row[0]), int(row[1]))
+
+    async def active_since(self, at_us: int) -> list[AgentKey]:
+        """Agents with calls that ended after a time, or have not ended and began after it.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        return [AgentKey(int(row[0])) for row in await self._tuples("journal.active_since", {"at_us": at_us})]
+
+    async def rollback_intent(self, key: AgentKey, group: str) -> StoredRow | None:
+        """The intent of an agent's part in a rollback of several, or of its newest one where none is named; None: it has none.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        values = {"chain": key, "group": f'"group": {{"id": "{group}"' if group else ""}
+        return await self._first("journal.rollback_intent", stored_row, values)
+
+    async def reads_since(
+        self, keys: Sequence[str], without: Sequence[AgentKey], since_us: int, limit: int
+    ) -> list[StoredRow]:
+        """List reads of shared things that agents made since a time, and that were answered.
+
+        Args:
+            keys: of state; reads of others are left out.
+            without: agents that don't count.
+            since_us: microseconds since the epoch.
+            limit: the most.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        values = {"keys": list(keys), "without": list(without), "since_us": since_us, "limit": limit}
+        return await self._all("journal.reads_since", stored_row, values)
+
     async def unfinished(self, key: AgentKey) -> list[tuple[StoredRow, StoredRow | None]]:
         """List the intents that have no outcome, each with the last progress recorded for it, by step.
 
@@ -279,6 +322,8 @@ class JournalStore(StoreBase):
             work.load([Held(*row) for row in await cursor.fetchall()])
             for key, expected, value in items:
                 now = work.current(key)
+                if (now.agent, now.step) == (agent, step):
+                    continue  # a kernel that died was here: it is this very rollback's
                 if now.version != expected:
                     conflicts.append((key, now.version, now.agent))
                 else:

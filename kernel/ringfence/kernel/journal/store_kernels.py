@@ -92,6 +92,18 @@ class KernelStore(StoreBase):
         """
         return await self._all("kernels.list", KernelRecord, {})
 
+    async def tenure(self, agent: AgentKey, kernel: KernelKey) -> int | None:
+        """Number an ownership: larger than the fence of every kernel so far, and than all numbers of earlier owners.
+
+        Returns:
+            None: another kernel owns the agent.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        row = await self._tuple("kernels.tenure", {"agent": agent, "kernel": kernel})
+        return None if row is None else int(row[0])
+
     async def claim_agents(
         self, kernel: KernelKey, fence: int, ids: Sequence[str] | None = None
     ) -> list[AgentRecord]:

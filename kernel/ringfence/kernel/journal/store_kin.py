@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ringfence.kernel.journal.store_base import StoreBase
-from ringfence.kernel.journal.types import AgentKey, JournalError
+from ringfence.kernel.journal.database import borrowed
+from ringfence.kernel.journal.store_base import StoreBase, statement
+from ringfence.kernel.journal.types import AgentKey, JournalError, KernelKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +19,8 @@ class Kin:
     depth: int
 
 
-def _key(key: int) -> AgentKey:
-    return AgentKey(key)
+def _key(key: int, maker: str) -> tuple[AgentKey, str]:
+    return AgentKey(key), maker
 
 
 def _parent(parent: int) -> AgentKey:
@@ -37,16 +38,45 @@ def _amount(key: str, sum: float) -> tuple[str, float]:  # noqa: A002 - the colu
 class KinStore(StoreBase):
     """The part of the store about families."""
 
-    async def new_agent_key(self) -> AgentKey:
+    async def new_agent_key(self, kernel: KernelKey) -> tuple[AgentKey, str]:
         """Take a key for an agent whose files are made before its row.
+
+        Returns:
+            The key, and the id of the kernel that makes them.
 
         Raises:
             Unavailable: the database is away.
         """
-        found = await self._first("kin.new_key", _key, {})
+        found = await self._first("kin.new_key", _key, {"kernel": kernel})
         if found is None:
             raise JournalError("the sequence of agents gave no number")
         return found
+
+    async def was_born(
+        self, kernel: KernelKey, fence: int, maker: str, parent: AgentKey, child: str
+    ) -> bool | None:
+        """Whether a child was committed whose files another kernel made.
+
+        The maker is fenced where it is dead: its lease has run out, it was released, or it ran before on the asker's data
+        directory.
+
+        Returns:
+            None: nobody can say for good, as the maker may still commit it, or the database knows no such kernel, or
+            the asker is fenced itself.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        values = {"kernel": kernel, "fence": fence, "maker": maker, "parent": parent, "child": child}
+        async with borrowed(self._pool) as connection, connection.transaction():
+            await connection.execute(statement("kin.fence_maker"), values)
+            told = await connection.execute(statement("kin.is_fenced"), values)
+            if await told.fetchone() is None:
+                return None
+            # A batch that was checked before the fence moved holds this lock until it is committed.
+            await connection.execute(statement("kin.lock_parent"), values)
+            told = await connection.execute(statement("kin.is_born"), values)
+            return await told.fetchone() is not None
 
     async def parents(self, key: AgentKey) -> list[AgentKey]:
         """The parent of an agent, the parent's parent and so on; empty where it was submitted.

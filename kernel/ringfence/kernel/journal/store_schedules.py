@@ -153,7 +153,9 @@ class ScheduleStore(StoreBase):
         values = {"agent": key, "outcome": outcome, "error": why}
         async with borrowed(self._pool) as connection, connection.transaction():
             schedule: ScheduleRecord | None = await _one(connection, "schedules.finish", _record, values)
-            await connection.execute(statement("agents.set"), {"key": key, "patch": agent_patch(fields)})
+            await connection.execute(
+                statement("agents.set"), {"keys": [key], "patches": [agent_patch(fields)]}
+            )
         return schedule
 
 

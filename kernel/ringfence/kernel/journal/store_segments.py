@@ -98,6 +98,35 @@ class SegmentStore(JournalStore, ReplayStore):
         row = await self._tuple("segments.saved_at", {"chain": chain, "step": step})
         return 0 if row is None else int(row[0])
 
+    async def old_checkpoints(self, chain: int, step: int) -> int:
+        """Count checkpoints before a step that no later one rests on."""
+        row = await self._tuple("segments.old_checkpoints", {"chain": chain, "step": step})
+        return 0 if row is None else int(row[0])
+
+    async def prune_checkpoints(self, kernel: KernelKey, fence: int, chain: int, step: int) -> int:
+        """Remove them, if this kernel may write the chain; returns how many."""
+        values = {"kernel": kernel, "fence": fence, "chain": chain, "step": step}
+        row = await self._tuple("segments.prune_checkpoints", values)
+        return 0 if row is None else int(row[0])
+
+    async def kernel_chains(
+        self, kernel: KernelKey, age_s: float, least: int, many: int
+    ) -> list[tuple[str, KernelKey, int]]:
+        """List kernels of this one's data directory whose own chains have rows that are so old and not archived.
+
+        Args:
+            kernel: this one.
+            age_s: in seconds.
+            least: how many such rows the chain of an earlier kernel has to have.
+            many: the same of this kernel's chain, which grows.
+
+        Returns:
+            Id, key, and the last position that is so old. A chain's last row is never among them.
+        """
+        values = {"kernel": kernel, "age_s": age_s, "least": least, "many": many}
+        rows = await self._tuples("segments.kernel_chains", values)
+        return [(str(row[0]), KernelKey(row[1]), int(row[2])) for row in rows]
+
     async def last_position(self, chain: int) -> int:
         """Find the position of a chain's last row."""
         row = await self._tuple("segments.head", {"chain": chain})

@@ -1,13 +1,14 @@
 """One connection of the journal's writer, driven by hand.
 
 It runs prepared statements, pipelines and COPY, with one reader callback for all. psycopg opens and secures the connection; its own waiting costs more than the journal's whole work on a lone
-row.
+row. An answer is told from the callback that read it: a task between them would be one more turn of the event loop for each commit.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -25,6 +26,9 @@ Statement = tuple[bytes, Sequence[bytes | None]]
 class Lost(Exception):
     """The connection is gone; the fate of what was sent last is open."""
 
+
+Done = Callable[["list[PGresult]", Exception | None], None]
+"""Gets the results of an exchange, or Lost or Refused. It must not raise."""
 
 LOOK_AGAIN_S = 0.5
 """How long an exchange waits for the event loop, at least, before it looks at the socket itself; at most twice that."""
@@ -70,7 +74,7 @@ class Wire:
         self._loop = asyncio.get_running_loop()
         self._fd = self._pg.socket
         self._results: list[PGresult] = []
-        self._waiter: asyncio.Future[None] | None = None
+        self._done: Done | None = None
         self._until_sync = False
         self._writing = False
         self._error: str | None = None
@@ -113,14 +117,13 @@ class Wire:
             Lost, Refused: as for every exchange.
         """
 
-        def send() -> None:
+        def say() -> None:
             self._pg.enter_pipeline_mode()
             for name, text in texts.items():
                 self._pg.send_prepare(name, text)
             self._pg.pipeline_sync()
 
-        self._say(send)
-        await self._synced()
+        await self._exchange(say, until_sync=True)
 
     async def run(self, statement: Statement) -> PGresult:
         """Run one prepared statement in a transaction of its own, or in the open one.
@@ -132,8 +135,7 @@ class Wire:
             Lost: the connection is gone; it may or may not have committed.
             Refused: the server refused it.
         """
-        self._say(lambda: self._send(statement))
-        return (await self._exchange(until_sync=False))[-1]
+        return (await self.pipeline((statement,)))[-1]
 
     async def pipeline(self, statements: Sequence[Statement]) -> list[PGresult]:
         """Run prepared statements in one round trip.
@@ -142,15 +144,11 @@ class Wire:
             Lost: the connection is gone.
             Refused: the first refusal; the statements after it did not run.
         """
+        return await self._exchange(partial(self._say_all, statements), until_sync=True)
 
-        def send() -> None:
-            self._pg.enter_pipeline_mode()
-            for statement in statements:
-                self._send(statement)
-            self._pg.pipeline_sync()
-
-        self._say(send)
-        return await self._synced()
+    def send(self, statements: Sequence[Statement], done: Done) -> None:
+        """Run prepared statements in one round trip as `pipeline` does; `done` hears of it, perhaps before this returns."""
+        self._begin(partial(self._say_all, statements), done, until_sync=True)
 
     async def copy(self, text: bytes, data: bytes) -> None:
         """Send data with COPY; `text` may go on with a further statement, as a commit.
@@ -160,67 +158,54 @@ class Wire:
             Refused: the server refused it.
         """
 
-        def send() -> None:
+        def ask() -> None:
+            # A pipeline takes no COPY.
+            self._pg.exit_pipeline_mode()
+            self._pg.send_query(text)
+
+        def say() -> None:
             self._pg.put_copy_data(data)
             self._pg.put_copy_end()
 
-        self._say(lambda: self._pg.send_query(text))
-        await self._exchange(until_sync=False)
-        self._say(send)
-        await self._exchange(until_sync=False)
+        await self._exchange(ask, until_sync=False)
+        await self._exchange(say, until_sync=False)
 
-    def _say(self, send: Callable[[], None]) -> None:
-        """Hand something to libpq.
+    def _say_all(self, statements: Sequence[Statement]) -> None:
+        pg = self._pg
+        pg.enter_pipeline_mode()
+        for name, values in statements:
+            pg.send_query_prepared(name, values, param_formats=[_BINARY] * len(values), result_format=_BINARY)
+        pg.pipeline_sync()
 
-        Raises:
-            Lost: the connection is gone.
-        """
-        if self._error is not None:
-            raise Lost(self._error)
+    async def _exchange(self, say: Callable[[], None], *, until_sync: bool) -> list[PGresult]:
+        future: asyncio.Future[list[PGresult]] = self._loop.create_future()
+        self._begin(say, partial(_tell, future), until_sync=until_sync)
         try:
-            send()
-        except psycopg.Error as error:
-            self._fail(one_line(error))
-            raise Lost(one_line(error)) from error
-
-    def _send(self, statement: Statement) -> None:
-        name, values = statement
-        self._pg.send_query_prepared(
-            name, values, param_formats=[_BINARY] * len(values), result_format=_BINARY
-        )
-
-    async def _synced(self) -> list[PGresult]:
-        try:
-            return await self._exchange(until_sync=True)
-        finally:
-            if not self.lost:
-                self._pg.exit_pipeline_mode()
-
-    async def _exchange(self, *, until_sync: bool) -> list[PGresult]:
-        self._results = []
-        self._until_sync = until_sync
-        self._waiter = self._loop.create_future()
-        self._flush()
-        if self._look is None:
-            self._look = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
-        try:
-            await self._waiter
+            return await future
         except asyncio.CancelledError:
             # Answers would come to the wrong question after this.
             self._fail("cancelled")
             raise
-        finally:
-            self._waiter = None
-        results = self._results
-        for result in results:
-            if result.status in _FAILED:
-                raise _refusal(result)
-        return results
+
+    def _begin(self, say: Callable[[], None], done: Done, *, until_sync: bool) -> None:
+        """Hand something to libpq, and wait for what comes back."""
+        if self._error is not None:
+            done([], Lost(self._error))
+            return
+        self._results, self._until_sync, self._done = [], until_sync, done
+        try:
+            say()
+        except psycopg.Error as error:
+            self._fail(one_line(error))
+            return
+        self._flush()
+        if self._look is None:
+            self._look = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
 
     def _look_again(self) -> None:
         """Read without being told to: an event loop may drop a socket at its first error and never report its end."""
         self._look = None
-        if self._waiter is not None and self._error is None:
+        if self._done is not None and self._error is None:
             # Not set and cancelled with each exchange: that costs more than to look once in vain.
             self._look = self._loop.call_later(LOOK_AGAIN_S, self._look_again)
             self._on_readable()
@@ -255,8 +240,19 @@ class Wire:
     def _finish(self) -> None:
         if self._pg.status == _BAD:
             self._fail("the server closed the connection")
-        elif self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            return
+        done, self._done = self._done, None
+        if done is None:
+            return
+        results = self._results
+        for result in results:
+            if result.status in _FAILED:
+                error = _refusal(result)
+                if isinstance(error, Lost):
+                    self._fail(str(error))
+                done([], error)
+                return
+        done(results, None)
 
     def _flush(self) -> None:
         try:
@@ -278,8 +274,18 @@ class Wire:
             if self._writing:
                 self._writing = False
                 self._loop.remove_writer(self._fd)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(Lost(self._error))
+        done, self._done = self._done, None
+        if done is not None:
+            done([], Lost(self._error))
+
+
+def _tell(future: asyncio.Future[list[PGresult]], results: list[PGresult], error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(results)
+    else:
+        future.set_exception(error)
 
 
 def _refusal(result: Any) -> Exception:

@@ -15,9 +15,10 @@ from ringfence.kernel.descent import end_below
 from ringfence.kernel.journal.types import AgentRecord, Damaged, Phase, StoredRow
 from ringfence.kernel.launch import confined_by
 from ringfence.kernel.operations import family, pools, schedules
-from ringfence.kernel.operations.divergence import divergence_of
+from ringfence.kernel.operations.divergence import divergence_of, strays_of
 from ringfence.kernel.operations.kernel import Kernel, agent_row, from_us, manifest_version, rfc3339, settled
 from ringfence.kernel.problems import Problem, conflict
+from ringfence.kernel.rollback_begin import goes_back
 from ringfence.kernel.thread import FINAL_STATES, Thread
 from ringfence.sandbox.trees import make_tar
 from ringfence.sandbox.types import SandboxError
@@ -100,6 +101,7 @@ async def show(kernel: Kernel, name: str) -> dict[str, Any]:
         },
         "schedule": schedules.of(thread),
         "divergence": await divergence_of(kernel, thread),
+        "strays": await strays_of(kernel, thread),
         "error": thread.error or None,
         "restarts": thread.restarts,
         "exit_code": stored.exit_code,
@@ -288,7 +290,8 @@ async def pause(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
         raise conflict(
             f"`{thread.id}` is {thread.state}; there is nothing to pause; see: ringfence show {thread.id}"
         )
-    await freezing.pause(kernel.processes, thread)
+    if not goes_back(thread):  # it is paused already, and says what for
+        await freezing.pause(kernel.processes, thread)
     await kernel.core.operator_event("operator.pause", thread.id, operator=operator)
     return _short(kernel, thread)
 
@@ -296,6 +299,7 @@ async def pause(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
 async def resume(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
     """Thaw."""
     thread = await kernel.thread(name)
+    await kernel.rollback.finish_interrupted(thread)
     if thread.state != "paused":
         hint = f"; start it again: ringfence start {thread.id}" if thread.state in FINAL_STATES else ""
         raise conflict(f"`{thread.id}` is {thread.state}, not paused{hint}")
@@ -334,6 +338,7 @@ async def start(kernel: Kernel, name: str, operator: str) -> dict[str, Any]:
         if await kernel.scheduler.rest_again(thread):
             return _short(kernel, thread)
         thread.restarts = 0
+        thread.asks_anew = thread.asks_anew or thread.state in FINAL_STATES
         try:
             await kernel.processes.start(thread)
         except SandboxError as error:

@@ -14,7 +14,7 @@ from ringfence.kernel.journal.store_approvals import approval_key
 from ringfence.kernel.journal.types import ApprovalRecord
 from ringfence.kernel.operations.kernel import Kernel, rfc3339
 from ringfence.kernel.problems import Problem
-from ringfence.kernel.rights import Rights
+from ringfence.kernel.rights import DOUBTFUL, IRREVERSIBLE, STRAYED, Rights
 from ringfence.syscalls.codec import decode_arguments
 from ringfence.syscalls.errors import SyscallError
 
@@ -139,7 +139,14 @@ async def _why(kernel: Kernel, record: ApprovalRecord, agent: str) -> list[str]:
         texts |= {head + r.id: f"{head}{r.id} '{r.text}' of the {r.origin}" for r in told}
         one = one.parent
     rules = dict.fromkeys(str(ask[0]) for ask in record.asks)
-    return [texts.get(rule, "the program itself" if rule == PROGRAM else rule) for rule in rules]
+    texts |= {PROGRAM: "the program itself", IRREVERSIBLE: "it destroys, and can't be undone"}
+    texts[STRAYED] = (
+        "the program took another way after its restart, and this can't be taken for what it did before"
+    )
+    texts[DOUBTFUL] = "its server defines the tool in another way than before"
+    if record.action == "a2a.send":
+        texts[DOUBTFUL] = "the agent shows another card than before"
+    return [texts.get(rule, rule) for rule in rules]
 
 
 async def find(kernel: Kernel, approval_id: str) -> ApprovalRecord:

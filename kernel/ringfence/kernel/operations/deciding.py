@@ -208,7 +208,7 @@ async def _edited(kernel: Kernel, record: ApprovalRecord, raw: bytes) -> str:
     except SyscallError as error:
         start = f"start from `arguments` of: ringfence approvals show {record.id} --json (bytes are in base64 there)"
         raise bad_usage(f"the edited arguments are refused: {error.message}; {start}") from error
-    judgement = thread.rights.judge(tuple(plan.questions), record.effect)
+    judgement = thread.rights.judge((*plan.questions, *plan.foreseen), record.effect)
     if judgement.verdict is Verdict.DENY:
         text = f"the edited call is denied: {judgement.decision.reason}"
         raise Problem(text, exit_code=3, reason="Denied")

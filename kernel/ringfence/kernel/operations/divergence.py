@@ -6,6 +6,7 @@ import difflib
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+from ringfence.kernel.divergence import EVENT
 from ringfence.kernel.parking import DIVERGENCE
 
 if TYPE_CHECKING:
@@ -45,6 +46,28 @@ async def divergence_of(kernel: Kernel, thread: Thread) -> dict[str, Any] | None
         "diff": _difference(recorded, made),
         "choices": _choices(thread.id, max(step - 1, 0)),
     }
+
+
+async def strays_of(kernel: Kernel, thread: Thread) -> list[dict[str, Any]]:
+    """New calls that its program made in its present start while recorded ones were left, the first few.
+
+    Returns:
+        `{step, action, recorded_step, recorded_action, differences: [{at, recorded, made}], more, left}`; `step` is None where
+        the call came to nothing yet.
+    """
+    event = await kernel.core.store.last_event(thread.key, EVENT) if thread.replay.last else None
+    told: dict[str, Any] = {} if event is None else json.loads(event.body)
+    if told.get("generation") != thread.generation:
+        return []
+    return [await _stray(kernel, thread, one) for one in told["calls"]]
+
+
+async def _stray(kernel: Kernel, thread: Thread, told: dict[str, Any]) -> dict[str, Any]:
+    lane, lane_step = told.pop("lane"), told.pop("lane_step")
+    flight = thread.by_lane.get((lane, lane_step))
+    row = None if flight is not None else await kernel.core.store.answered(thread.key, lane, lane_step)
+    step = flight.step if flight is not None else None if row is None else row.step
+    return {"step": step, **{key: value for key, value in told.items() if key != "resource"}}
 
 
 def _decoded(text: str) -> Any:

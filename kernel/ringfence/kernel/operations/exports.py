@@ -42,7 +42,8 @@ async def export(kernel: Kernel, name: str, operator: str) -> AsyncIterator[byte
     home = kernel.layout.data / "agents"
     staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=home))
     try:
-        async with held_still(thread):
+        await kernel.processes.boundaries.now(thread, "before an export")
+        async with held_still(thread, kernel.processes.boundaries.thaw):
             try:
                 await _gather(kernel, thread, staging)
                 await asyncio.to_thread(_pack, kernel, thread, staging)

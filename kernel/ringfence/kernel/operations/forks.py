@@ -26,10 +26,11 @@ from ringfence.kernel.operations.removal import discard
 from ringfence.kernel.operations.submit import STAGING
 from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.replay import HAPPENED, Lineage
-from ringfence.kernel.rollback_plan import Cut, counts, point_of, pruned_before, refuse_pruned
+from ringfence.kernel.rollback_cuts import Cut, done_since, point_of, pruned_before, refuse_pruned
 from ringfence.kernel.stillness import held_still
 from ringfence.kernel.thread import Thread
 from ringfence.policy.sections import is_name
+from ringfence.sandbox.direct import LEDGER
 from ringfence.sandbox.points import PointManifest, RestorePlan
 from ringfence.sandbox.snapshots import SnapshotError, SnapshotStore
 from ringfence.sandbox.trees import copy_tree
@@ -72,7 +73,7 @@ async def fork(
     source = await kernel.with_whole_past(name)
     await refuse_children(kernel, source, "forked")
     await kernel.rollback.finish_interrupted(source)
-    async with held_still(source):
+    async with held_still(source, kernel.processes.boundaries.thaw):
         if source.fenced:
             raise conflict(f"another kernel owns `{source.id}` now; nothing was done, connect to that one")
         cut = await kernel.rollback.plans.cut_for(source, at)
@@ -191,17 +192,15 @@ async def _fill(
 async def _after(kernel: Kernel, plan: _Plan) -> None:
     """Find what leads from the workspace of now back to the step."""
     source, cut = plan.source, plan.cut
-    outcomes = kernel.core.store.lineage_outcomes(source.key, source.lineage.parts, cut.step)
-    rows = sorted([row async for row in outcomes], key=lambda row: row.step, reverse=True)
     pruned = await pruned_before(kernel.core.store, source)
-    for row in rows:
-        if not counts(row, cut.step, cut.parent):
-            continue
+    for row in await done_since(kernel.core.store, source, cut.step):
         point = point_of(row)
         if point is not None:
             refuse_pruned(point, row.step, pruned)
         if point is not None and point["kind"] in ("workspace", "rollback"):
             plan.undone.append(str(point["id"]))
+        elif not source.lineage.holds(row.branch, row.step):
+            continue  # it was undone with the branch, or was said to stay by that rollback
         elif row.outcome in HAPPENED and (point is not None or row.effect in ("EXTERNAL", "DESTROY")):
             plan.shared.append(row)
 
@@ -215,6 +214,8 @@ def _lay_out(kernel: Kernel, plan: _Plan, points: Sequence[str]) -> RestorePlan:
     try:
         for part in ("live", "image"):
             copy_tree(old / part, staging / part, uid=uid)
+        if (old / LEDGER).exists():
+            shutil.copyfile(old / LEDGER, staging / LEDGER)
         (staging / "scratch").mkdir(mode=0o711)
         (staging / "logs").mkdir(mode=0o700)
         store = plan.source.environment.snapshots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from typing import Any
@@ -11,10 +12,15 @@ from ringfence.kernel.journal.types import Unavailable
 from ringfence.kernel.operations import pools
 from ringfence.kernel.operations.kernel import Kernel, rfc3339
 from ringfence.kernel.problems import Problem, bad_usage
-from ringfence.kernel.resources import ResourceError, Resources
+from ringfence.kernel.resources import ResourceError, Resources, given_up
 from ringfence.kernel.revocation import settle_affected
 from ringfence.kernel.secrets import BadSecret, NoSuchSecret, SecretsError
+from ringfence.policy.kernel_file import KernelFile
 from ringfence.syscalls.llm_ledger import accounts
+
+log = logging.getLogger(__name__)
+
+_ENDED = frozenset({"done", "failed", "killed"})
 
 
 async def status(kernel: Kernel) -> dict[str, Any]:
@@ -69,25 +75,54 @@ async def status(kernel: Kernel) -> dict[str, Any]:
         },
         "webhooks": told,
         "callback": None if out is None else out.callback(),
+        "a2a": None if out is None else out.a2a(),
     }
 
 
 async def reload(kernel: Kernel, operator: str) -> dict[str, Any]:
-    """Read the kernel file again.
+    """Read the kernel file again; one reload at a time, so that the file that was read last is in force.
 
     Raises:
-        Problem: it is wrong; the last good one stays in force, and `status` shows the error.
+        Problem: it is wrong, or lacks a role of an agent that lives; the last good one stays in force, and `status` shows
+            the error.
     """
+    async with kernel.reloading:
+        return await _reload(kernel, operator)
+
+
+def _keeps_roles(kernel: Kernel, file: KernelFile) -> None:
+    """Look whether agents that live have their roles.
+
+    Raises:
+        ResourceError: one hasn't.
+    """
+    lacking: dict[str, list[str]] = {}
+    for thread in kernel.core.threads.values():
+        for role in thread.manifest.roles:
+            if thread.state not in _ENDED and role not in file.roles:
+                lacking.setdefault(role, []).append(thread.id)
+    if lacking:
+        role, agents = next(iter(lacking.items()))
+        raise ResourceError(
+            f"the role `{role}` is gone, and {len(agents)} agent(s) have it, such as `{agents[0]}`; keep it (one that gives "
+            "nothing is `{}`), or end them first"
+        )
+
+
+async def _reload(kernel: Kernel, operator: str) -> dict[str, Any]:
     old = kernel.ownership.resources
     try:
         new = Resources.load(old.path, kernel.secrets, await kernel.embed())
+        _keeps_roles(kernel, new.file)
     except ResourceError as error:
+        log.warning("the kernel file is not taken, and the last good one stays in force: %s", error)
         old.error = str(error)
         await kernel.core.operator_event("operator.reload", operator=operator, ok=False, error=str(error))
         raise bad_usage(f"{error}\nthe last good kernel file stays in force", "BadConfig") from error
     await kernel.core.pools.relimit(new.file.pools)
     kernel.ownership.resources = new
     kernel.ownership.backends.reconfigure()
+    await kernel.ownership.servers.reconfigure()
     kernel.probed.clear()
     if kernel.outreach is not None:
         await kernel.outreach.apply()
@@ -95,6 +130,7 @@ async def reload(kernel: Kernel, operator: str) -> dict[str, Any]:
     for thread in list(kernel.core.threads.values()):
         environment = thread.environment
         environment.http, environment.sql, environment.llm = new.http, new.sql, new.llm
+        environment.objects = new.objects
         thread.pools = kernel.core.pools.member(thread.key)
         thread.budgets.relimit(new.file.ceilings.budgets, thread.budgets.overrides)
         # What the new file denies ends here too, though no epoch moved: the answer means that it is in force.
@@ -102,13 +138,19 @@ async def reload(kernel: Kernel, operator: str) -> dict[str, Any]:
         affected += [{"agent": thread.id, **call} for call in report]
     await kernel.core.pools.upkeep.look()
     kernel.processes.turns.pump()
-    await kernel.core.operator_event("operator.reload", operator=operator, ok=True, affected=affected)
+    lost = given_up(old.file, new.file)
+    if lost:
+        log.warning("ceilings that were in force are no longer: %s", "; ".join(lost))
+    await kernel.core.operator_event(
+        "operator.reload", operator=operator, ok=True, affected=affected, given_up=lost
+    )
     return {
         "file": str(new.path) if new.path else None,
         "loaded_at": rfc3339(new.loaded_at),
-        "resources": sorted([*new.http, *new.sql, *new.llm]),
+        "resources": sorted([*new.http, *new.sql, *new.llm, *new.objects, *new.mcp, *new.a2a]),
         "unavailable": new.unavailable(),
         "affected": affected,
+        "given_up": lost,
     }
 
 

@@ -28,7 +28,7 @@ from ringfence.sandbox.types import Wall
 
 
 class WaysOut(Protocol):
-    """Webhooks and callback, as operations see them."""
+    """Webhooks, callback and A2A, as operations see them."""
 
     async def apply(self) -> None:
         """Take over what the kernel file says now."""
@@ -36,6 +36,10 @@ class WaysOut(Protocol):
 
     def callback(self) -> dict[str, Any] | None:
         """Where decisions are heard; None: nowhere."""
+        ...
+
+    def a2a(self) -> dict[str, Any] | None:
+        """Where clients are heard; None: nowhere."""
         ...
 
     async def webhooks(self) -> list[dict[str, Any]]:
@@ -66,6 +70,7 @@ class Kernel:
     probed: dict[str, Sequence[Wall]] = field(default_factory=dict[str, "Sequence[Wall]"])
     telemetry: Telemetry = field(default_factory=Telemetry)
     outreach: WaysOut | None = None
+    reloading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         """Make what follows from the other parts."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import posixpath
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ringfence.kernel.journal.types import Phase, StoredRow
 from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.replay import OPERATOR_LANE
-from ringfence.kernel.rollback_plan import point_of
+from ringfence.kernel.rollback_cuts import point_of
 from ringfence.kernel.thread import Thread
 from ringfence.policy.actions import OWN_ACTIONS, kind_of
+from ringfence.policy.canonical import WORKSPACE
 from ringfence.policy.learn import Used, as_yaml, learn
+from ringfence.policy.shell import redirections
 from ringfence.policy.types import Verdict
 from ringfence.sandbox.points import PointManifest
 from ringfence.sandbox.snapshots import SnapshotError
@@ -22,8 +25,8 @@ from ringfence.syscalls.codec import decode_arguments
 from ringfence.syscalls.errors import SyscallError
 
 _ABSENT = "absent"
-_PLANNED = frozenset({"sql.read", "sql.write", "state.transaction"})
-"""Calls whose questions follow from their arguments alone, and are more than one."""
+_PLANNED = frozenset({"sql.read", "sql.write", "state.transaction", "mcp.call", "mcp.tools"})
+"""Calls whose questions follow from their arguments alone, and are not the one that their row names."""
 
 _REFUSED = frozenset({"denied", "refused"})
 
@@ -88,6 +91,10 @@ def _questions(kernel: Kernel, thread: Thread, row: StoredRow, intent: StoredRow
         words = _words(row, intent)
         if words:
             yield Used(action=row.action, resource=words, verdict=verdict)
+            # What it wrote stands in its point; what it was denied to write, or was to read, in its words alone.
+            opened = redirections(words, _cwd(row, intent), WORKSPACE)
+            wanted = opened if verdict is Verdict.DENY else [one for one in opened if one[0] == "fs.read"]
+            yield from (Used(action=action, resource=path, verdict=verdict) for action, path in wanted)
     elif row.action in _PLANNED:
         yield from _planned(kernel, thread, row, intent, verdict)
     elif row.resource or kind_of(row.action) == "none":
@@ -114,6 +121,11 @@ def _words(row: StoredRow, intent: StoredRow | None) -> tuple[str, ...]:
     return tuple(str(word) for word in words)
 
 
+def _cwd(row: StoredRow, intent: StoredRow | None) -> str:
+    arguments: dict[str, Any] = _arguments(row, intent) or {}
+    return posixpath.normpath(posixpath.join(WORKSPACE, str(arguments.get("cwd") or "")))
+
+
 def _planned(
     kernel: Kernel, thread: Thread, row: StoredRow, intent: StoredRow | None, verdict: Verdict
 ) -> Iterator[Used]:
@@ -135,7 +147,7 @@ def _planned(
 
 def _manifest(thread: Thread, row: StoredRow) -> PointManifest | None:
     """The point of a call that changed more paths than the one that it names."""
-    point = point_of(row) if row.action in ("exec.run", "fs.delete", "fs.move") else None
+    point = point_of(row) if row.action in ("exec.run", "workspace.commit", "fs.delete", "fs.move") else None
     if point is None:
         return None
     try:

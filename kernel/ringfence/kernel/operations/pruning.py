@@ -13,13 +13,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from ringfence.kernel.artifact_sweep import ArtifactSweep, Swept
 from ringfence.kernel.compaction import Compacted
+from ringfence.kernel.journal.blobs import BlobError
+from ringfence.kernel.journal.segments import ArchiveError
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, JournalError
 from ringfence.kernel.operations import removal
 from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.problems import Problem, bad_usage
 from ringfence.kernel.thread import FINAL_STATES
-from ringfence.policy.keeping import Keeping
+from ringfence.policy.keeping import Keeping, RetentionPolicy
+from ringfence.sandbox.snapshots import SnapshotError
 from ringfence.syscalls.errors import SyscallError
 
 log = logging.getLogger(__name__)
@@ -35,6 +39,9 @@ NEW_ROWS_LEAST: Final = 256
 
 KERNEL: Final = "the kernel file"
 
+_ONE_AGENTS: Final = (Problem, SyscallError, SnapshotError, ArchiveError, OSError)
+"""What stands in the way of one agent's, as files of it that can't be read, and of nobody else's."""
+
 
 @dataclass(slots=True, kw_only=True)
 class _Look:
@@ -43,11 +50,13 @@ class _Look:
     Attributes:
         age_s: what the operator says in place of the file's `keep`; None: as the file says.
         known: where the chains of agents that ended stood when they were looked at; None: look at all.
+        artifacts: who looks at their bytes, and knows what was named when it looked last.
     """
 
     kernel: Kernel
     dry: bool
     operator: str
+    artifacts: ArtifactSweep
     age_s: float | None = None
     known: dict[AgentKey, int] | None = None
     agents: list[Compacted] = field(default_factory=list[Compacted])
@@ -55,6 +64,7 @@ class _Look:
     skipped: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     messages: int = 0
     logs_bytes: int = 0
+    swept: Swept = field(default_factory=Swept)
 
     def keeping(self, labels: Any) -> Keeping:
         found = self.kernel.ownership.resources.file.retention.of(dict(labels))
@@ -70,6 +80,8 @@ class _Look:
             "removed": self.removed,
             "messages": self.messages,
             "logs_bytes": self.logs_bytes,
+            "artifacts": self.swept.artifacts,
+            "artifact_bytes": self.swept.size_bytes,
             "skipped": self.skipped,
         }
 
@@ -84,11 +96,11 @@ async def prune(
     """
     age = None if older_than_ms is None else older_than_ms / 1000
     policy = kernel.ownership.resources.file.retention
-    if age is None and policy.every == Keeping() and not policy.labels:
+    if age is None and policy == RetentionPolicy(archive=policy.archive, webhooks_s=policy.webhooks_s):
         raise bad_usage(
             "nothing says what may go: give `--older-than`, or declare `retention` in the kernel file"
         )
-    look = _Look(kernel=kernel, dry=dry, operator=operator, age_s=age)
+    look = _Look(kernel=kernel, dry=dry, operator=operator, artifacts=_sweep_of(kernel), age_s=age)
     if name:
         record = await kernel.record(name, removed=True)
         if await kernel.core.store.removed_at(record.key) is not None:
@@ -99,7 +111,9 @@ async def prune(
         await _everything(look)
     done = look.document()
     if not dry:
-        facts = {key: done[key] for key in ("removed", "messages", "logs_bytes")}
+        facts = {
+            key: done[key] for key in ("removed", "messages", "logs_bytes", "artifacts", "artifact_bytes")
+        }
         await kernel.core.operator_event(
             "operator.prune", name, operator=operator, agents=len(done["agents"]), **facts
         )
@@ -109,13 +123,14 @@ async def prune(
 async def run(kernel: Kernel) -> None:
     """Look at everything, again and again, and do what the kernel file says."""
     known: dict[AgentKey, int] = {}
+    artifacts = _sweep_of(kernel)
     while True:
         policy = kernel.ownership.resources.file.retention
-        if policy.every != Keeping() or policy.labels:
-            look = _Look(kernel=kernel, dry=False, operator=KERNEL, known=known)
+        if policy.every != Keeping() or policy.labels or policy.artifacts_s is not None:
+            look = _Look(kernel=kernel, dry=False, operator=KERNEL, artifacts=artifacts, known=known)
             try:
                 await _everything(look)
-            except JournalError as error:
+            except (JournalError, OSError) as error:
                 log.warning("retention stopped, and goes on with the next look: %s", error)
             for one in look.agents:
                 if not one.nothing:
@@ -128,8 +143,8 @@ async def _everything(look: _Look) -> None:
     for record in await core.store.agents(True):
         try:
             await _agent(look, record)
-        except (Problem, SyscallError) as error:
-            look.skipped.append({"agent": record.id, "reason": str(error)})
+        except _ONE_AGENTS as error:
+            _passed(look, record.id, error)
         await asyncio.sleep(0)
     for key, agent, _ in await core.store.removed_before(0):
         record = await core.store.agent_by_key(key)
@@ -137,9 +152,35 @@ async def _everything(look: _Look) -> None:
             continue
         try:
             await _removed(look, key, agent, look.keeping(record.labels))
-        except (Problem, SyscallError) as error:
-            look.skipped.append({"agent": agent, "reason": str(error)})
+        except _ONE_AGENTS as error:
+            _passed(look, agent, error)
+    age = look.keeping({}).journal_s
+    if age is not None:
+        look.agents += await look.kernel.compaction.compact_kernels(age, dry=look.dry)
     await _messages(look)
+    await _artifacts(look)
+
+
+def _passed(look: _Look, agent: str, error: Exception) -> None:
+    look.skipped.append({"agent": agent, "reason": str(error)})
+    if not isinstance(error, (Problem, SyscallError)):
+        log.warning("retention passed %s over: %s", agent, error)
+
+
+def _sweep_of(kernel: Kernel) -> ArtifactSweep:
+    return ArtifactSweep(core=kernel.core, origins=kernel.layout.data / "origins")
+
+
+async def _artifacts(look: _Look) -> None:
+    """Bytes that nothing names, after all that was let go before."""
+    age = look.kernel.ownership.resources.file.retention.artifacts_s if look.age_s is None else look.age_s
+    if age is None:
+        return
+    try:
+        look.swept = await look.artifacts.look(age, dry=look.dry, whole=look.known is None)
+    except (BlobError, JournalError, OSError) as error:
+        log.warning("the bytes of artifacts can't be looked at now: %s", error)
+        look.skipped.append({"agent": "", "reason": str(error)})
 
 
 async def _agent(look: _Look, record: AgentRecord, *, named: bool = False) -> None:
@@ -195,20 +236,21 @@ async def _removed(look: _Look, key: AgentKey, agent: str, keeping: Keeping) -> 
     last = await core.store.last_position(key)
     if look.known is not None and look.known.get(key) == last and keeping.archive_s is None:
         return
-    if not look.dry:
-        if not await core.store.take_agent(key, core.kernel):
-            return
-        await core.journal.adopt(key)
-    try:
-        done = await look.kernel.compaction.compact_removed(key, agent, dry=look.dry)
-        if keeping.archive_s is not None:
-            await look.kernel.compaction.give_up(key, agent, keeping.archive_s, done, dry=look.dry)
-        look.agents.append(done)
-        if look.known is not None:
-            look.known[key] = await core.store.last_position(key)
-    finally:
+    async with look.kernel.compaction.alone:
         if not look.dry:
-            core.journal.forget(key)
+            if not await core.store.take_agent(key, core.kernel):
+                return
+            await core.journal.adopt(key)
+        try:
+            done = await look.kernel.compaction.compact_removed(key, agent, dry=look.dry)
+            if keeping.archive_s is not None:
+                await look.kernel.compaction.give_up(key, agent, keeping.archive_s, done, dry=look.dry)
+            look.agents.append(done)
+            if look.known is not None:
+                look.known[key] = await core.store.last_position(key)
+        finally:
+            if not look.dry:
+                core.journal.forget(key)
 
 
 async def _messages(look: _Look) -> None:

@@ -63,7 +63,7 @@ def _neutral(row: Row) -> dict[str, Any]:
 
 
 def _neutral_of(kind: Any) -> Any:
-    if type(None) in get_args(kind):
+    if kind is Any or type(None) in get_args(kind):
         return None
     return "" if kind is bytes else (get_origin(kind) or kind)()
 

@@ -19,6 +19,8 @@ from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.provenance import provenance
 from ringfence.kernel.replay import Lineage
 from ringfence.kernel.revocation import apply_epoch
+from ringfence.kernel.rights import DOUBTFUL, IRREVERSIBLE, STRAYED
+from ringfence.kernel.thread import Thread
 from ringfence.kernel.weighing import facts_for
 from ringfence.policy.actions import kind_of
 from ringfence.policy.canonical import canonical_path, canonical_url
@@ -26,30 +28,52 @@ from ringfence.policy.kernel_file import conditions_of
 from ringfence.policy.manifest_types import Manifest
 from ringfence.policy.problems import ManifestError
 from ringfence.policy.rules import parse_rule, select_rules
-from ringfence.policy.types import Resource
+from ringfence.policy.types import Resource, Verdict
 from ringfence.syscalls.base import Question
+from ringfence.syscalls.codec import decode_arguments
+from ringfence.syscalls.errors import SyscallError
+from ringfence.syscalls.http_common import no_return
 
 ACK_S = 15.0
 _GRANT_ID = re.compile(r"g[0-9]+")
 
 
 async def grant(
-    kernel: Kernel, name: str, rule_text: str, *, expires_ms: int, uses: int, operator: str
+    kernel: Kernel,
+    name: str,
+    rule_text: str,
+    *,
+    expires_ms: int,
+    uses: int,
+    operator: str,
+    deny: bool = False,
 ) -> dict[str, Any]:
-    """Add a permission. A deny of the manifest or of the operator's ceilings still wins."""
+    """Add a permission, or a deny: answers when no later call on any kernel gets past it.
+
+    A deny of the manifest, of the operator's ceilings or of this kind wins over every permission.
+    """
     record = await kernel.record(name)
+    if deny and uses:
+        raise bad_usage("a deny isn't used up; leave `--uses` out, or say how long it holds with `--expires`")
     try:
-        rule = parse_rule(rule_text)
+        rule = parse_rule(rule_text, Verdict.DENY if deny else Verdict.ALLOW)
     except ManifestError as error:
         raise bad_usage(f"the rule `{rule_text}` can't be used: {error}", "BadRule") from error
     expires = datetime.now(UTC) + timedelta(milliseconds=expires_ms) if expires_ms else None
     granted, epoch = await kernel.core.store.add_grant(
         record.key, rule.text, rule.verdict.value, operator, expires, uses or None
     )
-    await _make_known(kernel, record.key, epoch)
-    await _descendants_know(kernel, record.key)
+    affected = await _make_known(kernel, record.key, epoch)
+    affected += await _descendants_know(kernel, record.key)
     await kernel.core.operator_event(
-        "operator.grant", record.id, operator=operator, grant=granted.id, rule=rule.text, epoch=epoch
+        "operator.grant",
+        record.id,
+        operator=operator,
+        grant=granted.id,
+        verdict=granted.verdict,
+        rule=rule.text,
+        epoch=epoch,
+        affected=affected,
     )
     return {
         "id": granted.id,
@@ -58,13 +82,20 @@ async def grant(
         "expires_at": rfc3339(granted.expires_at),
         "uses_left": granted.uses_left,
         "epoch": epoch,
+        "affected": affected,
     }
 
 
+def _permissions(grants: Sequence[GrantRecord]) -> list[GrantRecord]:
+    # INVARIANT: who takes permissions away, all or some, takes no deny away with them.
+    return [g for g in grants if g.verdict != Verdict.DENY]
+
+
 def _chosen(grants: list[GrantRecord], wanted: str) -> list[GrantRecord]:
-    """Grants a revocation names: by id, by the same rule, or by an action alone."""
+    """Grants a revocation names: by id, by the same rule, or by an action alone. A deny only by its id."""
     if _GRANT_ID.fullmatch(wanted):
         return [g for g in grants if g.id == wanted]
+    grants = _permissions(grants)
     try:
         rules = select_rules(wanted, [parse_rule(g.rule, g.verdict, rule_id=g.id) for g in grants])
     except ManifestError as error:
@@ -94,14 +125,12 @@ async def revoke(
     grants = await kernel.core.store.grants(record.key)
     if everything == bool(wanted):
         raise bad_usage("name one rule or grant, or say --all; see: ringfence show AGENT")
-    chosen = grants if everything else _chosen(grants, wanted)
+    chosen = _permissions(grants) if everything else _chosen(grants, wanted)
     if not chosen and not everything:
         held = "; ".join(f"{g.id} {g.rule}" for g in grants) or "none"
         text = f"`{record.id}` has no permission `{wanted}`; it has: {held}; name one of these"
         raise Problem(text, exit_code=4, reason="NoSuchGrant")
-    epoch, revoked = await kernel.core.store.revoke(
-        record.key, None if everything else [g.id for g in chosen]
-    )
+    epoch, revoked = await kernel.core.store.revoke(record.key, [g.id for g in chosen])
     if purge:
         await _purge(kernel, record, [g.id for g in revoked])
     affected = await _make_known(kernel, record.key, epoch)
@@ -228,23 +257,46 @@ def _denies(manifest: Manifest) -> list[tuple[str, str, str]]:
 async def can_i(kernel: Kernel, name: str, action: str, resource: str) -> dict[str, Any]:
     """What a call would get, without acting."""
     thread = await kernel.thread(name)
-    if action not in kernel.core.table:
+    if action not in kernel.core.table and not _of_server(action):
         raise bad_usage(f"no action `{action}`; there are: {', '.join(kernel.core.table)}")
     try:
         canonical = canonical_resource(action, resource)
     except ValueError as error:
         raise bad_usage(f"the resource `{resource}` can't be used: {error}") from error
-    question = Question(action=action, resource=canonical)
+    questions = _questions_of(kernel, thread, action, canonical)
     facts = None
-    if thread.rights.conditions_on((question,)):
-        (facts,) = await facts_for(kernel.core, thread, thread.rights, (question,), None)
-    decision = thread.rights.decide(question, kernel.core.table[action].effect.name, facts)
+    if thread.rights.conditions_on(questions):
+        facts = await facts_for(kernel.core, thread, thread.rights, questions, None)
+    effect = kernel.core.table["mcp.call" if _of_server(action) else action].effect
+    decision = thread.rights.judge(questions, effect.name, facts=facts).decision
+    final = no_return(action, str(canonical), thread.environment)
+    if final and decision.verdict is Verdict.ALLOW:
+        return {"verdict": "ask", "rule": IRREVERSIBLE, "reason": final, "because": list(decision.facts)}
     return {
         "verdict": decision.verdict.value,
         "rule": decision.rules[0] if decision.rules else None,
         "reason": decision.reason,
         "because": list(decision.facts),
     }
+
+
+def _of_server(action: str) -> bool:
+    """Whether an action is a tool of an MCP server; the row that calls it is no action of its own."""
+    return action.startswith("mcp.") and action.count(".") > 1 and "*" not in action
+
+
+def _questions_of(kernel: Kernel, thread: Thread, action: str, resource: Resource) -> tuple[Question, ...]:
+    """What a call on a resource asks of policy: of a command also what its redirections open."""
+    question = Question(action=action, resource=resource)
+    if action != "exec.run":
+        return (question,)
+    row = kernel.core.table[action]
+    try:
+        arguments, _, _ = decode_arguments(row, json.dumps({"argv": list(resource)}).encode())
+        plan = row.body.plan(arguments, thread.environment)
+    except SyscallError as error:
+        raise bad_usage(f"the command can't be run: {error.message}") from error
+    return (*plan.questions, *plan.foreseen)
 
 
 async def explain(kernel: Kernel, name: str, step: int) -> dict[str, Any]:
@@ -281,7 +333,12 @@ async def explain(kernel: Kernel, name: str, step: int) -> dict[str, Any]:
         "grants": body.get("grants") or [],
         "epoch": body.get("epoch"),
         "policy_version": body.get("policy_version"),
-        "reason": error.get("message") or body.get("reason") or "",
+        "reason": error.get("message")
+        or body.get(IRREVERSIBLE)
+        or body.get(DOUBTFUL)
+        or body.get(STRAYED)
+        or body.get("reason")
+        or "",
         "point": body.get("point"),
         "because": body.get("because") or [],
         "facts": await _facts_of(kernel, record.key, rows),

@@ -228,6 +228,10 @@ async def _check_walls(kernel: Kernel, manifest: Manifest, source: str) -> None:
     """
     floor = kernel.ownership.resources.file.sandbox.require or ()
     backend = kernel.ownership.backends.name_for([manifest.sandbox])
+    cant = kernel.ownership.backends.named(backend).direct if manifest.sandbox.workspace == "direct" else ""
+    if cant:
+        text = f"{source}: the sandbox `{backend}` has no `workspace: direct`: {cant}"
+        raise Problem(text, exit_code=1, reason="SandboxError")
     walls = await kernel.walls(backend)
     for demands, place in ((manifest.sandbox.require, source), (floor, "the kernel file")):
         try:

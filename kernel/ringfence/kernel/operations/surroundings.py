@@ -109,7 +109,14 @@ def tool_version(row: Row | None) -> str | None:
 def _resources(thread: Thread) -> list[dict[str, Any]]:
     """Declared resources by name and kind; where they lead, and what opens them, is the operator's."""
     environment = thread.environment
-    kinds = (("http", environment.http), ("sql", environment.sql), ("llm", environment.llm))
+    kinds = (
+        ("http", environment.http),
+        ("sql", environment.sql),
+        ("llm", environment.llm),
+        ("object", environment.objects),
+        ("mcp", environment.mcp),
+        ("a2a", environment.a2a),
+    )
     return [
         {
             "kind": "resource",

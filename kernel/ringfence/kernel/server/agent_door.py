@@ -12,11 +12,14 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ringfence.kernel.descriptors import Descriptors
 from ringfence.kernel.dispatch import Dispatcher
+from ringfence.kernel.doors import mcp_door
+from ringfence.kernel.doors.mcp_calls import Calls
 from ringfence.kernel.server import frames
 from ringfence.kernel.server.connection import CHORES_OF_CONNECTION, Connection
 from ringfence.kernel.server.desk import Desk
@@ -27,6 +30,9 @@ from ringfence.kernel.server.unary import Unary, vouches
 from ringfence.kernel.settled import Answer
 from ringfence.kernel.thread import Thread
 from ringfence.syscalls.table import Row
+
+if TYPE_CHECKING:
+    from ringfence.kernel.doors.bridge import Bridge
 
 SOCKET = "syscall.sock"
 SERVICE = "ringfence.v1.SyscallService"
@@ -53,6 +59,7 @@ class AgentDoor:
         descriptors: Descriptors,
     ) -> None:
         self._desk = Desk(thread, dispatcher, on_park)
+        self._calls = Calls.of(self._desk)
         self._descriptors = descriptors
         self._holds = False
         self._taken = 0
@@ -60,7 +67,9 @@ class AgentDoor:
         self._rows: dict[str, Row] = {}
         self._directory = Path()
         self._socket: socket.socket | None = None
+        self._inode = (0, 0)
         self._resting: asyncio.TimerHandle | None = None
+        self._bridge: Bridge | None = None
 
     @property
     def bounds(self) -> Bounds:
@@ -80,24 +89,46 @@ class AgentDoor:
         self._rows = {f"/{SERVICE}/{row.method}": row for row in table.values()}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._socket.bind(str(path))
+        self._inode = _inode(path)
         self._socket.listen(_BACKLOG)
         _admit_agent(path, uid)
         self._listen()
 
     async def close(self) -> None:
         """Stop listening; calls in flight go on without a client."""
+        self._desk.closed.set()
+        if self._bridge is not None:
+            self._bridge.close()
+            self._bridge = None
         if self._socket is not None:
             self._deaf()
+            # INVARIANT: what is there may be the successor's, of a kernel that was taken over from and does not know it
+            # yet. The number of our own file is nobody else's while our socket is open.
+            path = self._directory / SOCKET
+            ours = _inode(path) == self._inode
             self._socket.close()
             self._socket = None
             for connection in list(self._connections):
                 connection.shut(frames.NO_ERROR, _ENDED)
-            self._directory.joinpath(SOCKET).unlink(missing_ok=True)
-            with contextlib.suppress(OSError):
-                self._directory.rmdir()
+            if ours:
+                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    # It was mounted in a sandbox, and waits for that to be taken down.
+                    await asyncio.to_thread(self._directory.rmdir)
         if self._holds:
             self._holds = False
             self._descriptors.give_back(self._taken)
+
+    def lend(self, listener: socket.socket, doors: Sequence[str]) -> None:
+        """Serve what the program connects to on its loopback, too.
+
+        Args:
+            listener: becomes this object's.
+            doors: as the manifest names them.
+        """
+        from ringfence.kernel.doors.bridge import Bridge  # noqa: PLC0415 - few programs have doors, and they speak HTTP
+
+        self._bridge = Bridge(self._desk, self, listener, doors)
 
     # -- connections --------------------------------------------------------------------------------------------
 
@@ -133,13 +164,12 @@ class AgentDoor:
             except OSError:
                 self._rest(_NO_DESCRIPTOR_S)
                 return
-            if not self._descriptors.connect(self._taken):
+            if not self.admit():
                 # One more than there is room for hears it at once; the library tries again.
                 calm.spend(CHORES_OF_CONNECTION)
                 client.close()
                 continue
             client.setblocking(False)
-            self._taken += 1
             self._desk.keep(self._welcome(client))
 
     async def _welcome(self, client: socket.socket) -> None:
@@ -158,9 +188,20 @@ class AgentDoor:
         """Hear that a connection is over."""
         if connection in self._connections:
             self._connections.discard(connection)
-            if self._holds:
-                self._descriptors.disconnect(self._taken)
-            self._taken -= 1
+            self.leave()
+
+    def admit(self) -> bool:
+        """Count one more connection, if the agent may have it."""
+        if not self._descriptors.connect(self._taken):
+            return False
+        self._taken += 1
+        return True
+
+    def leave(self) -> None:
+        """A connection is over."""
+        if self._holds:
+            self._descriptors.disconnect(self._taken)
+        self._taken -= 1
 
     # -- streams ------------------------------------------------------------------------------------------------
 
@@ -174,6 +215,12 @@ class AgentDoor:
             talk = Talk(self._desk, stream)
             stream.attend(talk)
             self.bounds.streams.take(talk, talk.begin)
+            return
+        if path == mcp_door.METHOD:
+            vouched = vouches(self._desk.thread, headers)
+            client = mcp_door.McpTalk(self._desk, self._calls, stream, vouched=vouched)
+            stream.attend(client)
+            self.bounds.streams.take(client, client.begin)
             return
         row = self._rows.get(path)
         if row is None:
@@ -193,6 +240,14 @@ def _clear(directory: Path) -> Path:
     path = directory / SOCKET
     path.unlink(missing_ok=True)
     return path
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    try:
+        found = path.lstat()
+    except OSError:
+        return (0, 0)
+    return found.st_dev, found.st_ino
 
 
 def _admit_agent(path: Path, uid: int | None) -> None:

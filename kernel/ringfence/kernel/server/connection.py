@@ -151,6 +151,8 @@ class Connection(asyncio.BufferedProtocol):
         del exc
         self._closing = True
         self.writable = False
+        self._transport = None
+        self._kinds.clear()  # they lead back here, and would keep all of it until the collector comes
         if self._timer is not None:
             self._timer.cancel()
         streams, self._streams = self._streams, {}
@@ -227,6 +229,12 @@ class Connection(asyncio.BufferedProtocol):
 
     # -- frames -------------------------------------------------------------------------------------------------
 
+    def _greet(self, data: bytes) -> int:
+        if not PREFACE.startswith(data[: len(PREFACE)]):
+            raise ProtocolError(frames.PROTOCOL, "this socket speaks HTTP/2")
+        self._greeted = len(data) >= len(PREFACE)
+        return len(PREFACE) if self._greeted else 0
+
     def _parse(self, data: bytes) -> int:
         """Take all frames that are whole.
 
@@ -235,13 +243,10 @@ class Connection(asyncio.BufferedProtocol):
         """
         at, end = 0, len(data)
         if not self._greeted:
-            if not PREFACE.startswith(data[: len(PREFACE)]):
-                raise ProtocolError(frames.PROTOCOL, "this socket speaks HTTP/2")
-            if end < len(PREFACE):
+            at = self._greet(data)
+            if not at:
                 return 0
-            self._greeted = True
-            at = len(PREFACE)
-        read_head = frames.read_head
+        read_head, streams = frames.read_head, self._streams
         while end - at >= HEAD_BYTES:
             high, low, kind, flags, number = read_head(data, at)
             size = high << 16 | low
@@ -253,31 +258,34 @@ class Connection(asyncio.BufferedProtocol):
                 return before
             number &= 0x7FFF_FFFF
             if kind == frames.DATA and self._settled and not self._blocks.open:
-                self._data(flags, number, data[start:at])
+                self._taken += size
+                if self._taken >= WINDOW_FIRST // 2:
+                    # Streams bound what they hold each; the connection gives its room back at once.
+                    self.write(frames.frame(frames.WINDOW, 0, 0, frames.number32.pack(self._taken)))
+                    self._taken = 0
+                stream = streams.get(number)
+                if stream is None or flags:
+                    self._data(stream, flags, number, data[start:at])
+                else:
+                    stream.receive(data[start:at], size)
             else:
                 self._other(kind, flags, number, data[start:at])
             if self._closing:
                 return end
         return at
 
-    def _data(self, flags: int, number: int, payload: bytes) -> None:
-        size = len(payload)
-        self._taken += size
-        if self._taken >= WINDOW_FIRST // 2:
-            # Streams bound what they hold each; the connection gives its room back at once.
-            self.write(frames.frame(frames.WINDOW, 0, 0, frames.number32.pack(self._taken)))
-            self._taken = 0
-        stream = self._streams.get(number)
+    def _data(self, stream: Stream | None, flags: int, number: int, payload: bytes) -> None:
+        """Take data that is padded, ends its stream, or comes on none."""
         if stream is None:
             if not number & 1 or number > self._newest:
                 raise ProtocolError(frames.PROTOCOL, "data of a stream that was never open")
             self._calm.spend(1)
-        elif not stream.receive(
+            return
+        stream.receive(
             frames.unpadded(flags, payload) if flags & frames.PADDED else payload,
-            size,
+            len(payload),
             last=bool(flags & frames.END_STREAM),
-        ):
-            self._calm.spend(1)
+        )
 
     def _other(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         self._calm.spend(1)

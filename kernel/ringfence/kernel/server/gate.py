@@ -52,7 +52,7 @@ class Hold:
     def shrink(self, size: int) -> None:
         """The call has let go of its arguments but for `size` bytes."""
         if size < self._size:
-            self._gate.change(0, size - self._size)
+            self._gate.shrink(self._size - size)
             self._size = size
 
     def end(self) -> None:
@@ -90,11 +90,18 @@ class Gate:
         """Have `call` not called: it may be closed for hours, and who waits may be gone long before."""
         self._waiting.pop(call, None)
 
+    def shrink(self, size: int) -> None:
+        """A call gives back so many bytes."""
+        if self.open:
+            self._bytes -= size
+        else:
+            self.change(0, -size)
+
     def change(self, calls: int, size: int) -> None:
         """Count what a call takes or gives back."""
-        self._calls += calls
-        self._bytes += size
-        is_open = self._calls < CALLS_IN_FLIGHT_MAX and self._bytes < ARGUMENT_BYTES_IN_FLIGHT_MAX
+        self._calls = under_way = self._calls + calls
+        self._bytes = held = self._bytes + size
+        is_open = under_way < CALLS_IN_FLIGHT_MAX and held < ARGUMENT_BYTES_IN_FLIGHT_MAX
         if is_open is not self.open:
             self.open = is_open
             if is_open and self._waiting:
@@ -150,16 +157,22 @@ class Reads:
         self._timer: asyncio.TimerHandle | None = None
         self._handing = False
 
+    def enter(self, who: object) -> bool:
+        """Take a place for `who` where one is free."""
+        under_way = self._under_way
+        if len(under_way) >= READS_MAX:
+            return False
+        under_way[who] = time.monotonic()
+        return True
+
     def take(self, who: object, begin: Callable[[], None]) -> None:
         """Have `begin` called when there is a place for `who`."""
-        loop = asyncio.get_running_loop()
-        if len(self._under_way) < READS_MAX:
-            self._under_way[who] = loop.time()
+        if self.enter(who):
             begin()
             return
         self._waiting.append((who, begin))
         if self._timer is None:
-            self._timer = loop.call_later(READ_S, self._look)
+            self._timer = asyncio.get_running_loop().call_later(READ_S, self._look)
 
     def answered(self, who: object) -> None:
         """There is an answer: it counts until it is written, however long that takes."""
@@ -169,7 +182,7 @@ class Reads:
     def leave(self, who: object) -> None:
         """The answer is written."""
         self._under_way.pop(who, None)
-        if self._handing:
+        if not self._waiting or self._handing:
             return
         self._handing = True  # as with `Places`
         try:
@@ -180,12 +193,11 @@ class Reads:
 
     def _look(self) -> None:
         self._timer = None
-        loop = asyncio.get_running_loop()
         for who, since in list(self._under_way.items()):
-            if loop.time() - since >= READ_S:
+            if time.monotonic() - since >= READ_S:
                 self.leave(who)
         if self._waiting:
-            self._timer = loop.call_later(READ_S, self._look)
+            self._timer = asyncio.get_running_loop().call_later(READ_S, self._look)
 
 
 class Calm:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ringfence.kernel.journal.types import JournalError
 from ringfence.kernel.operations import hooks
-from ringfence.kernel.rates import Bucket
+from ringfence.kernel.rates import Buckets
 from ringfence.kernel.server.posted import HttpProblem, Message
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Hooks:
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._buckets: dict[str, tuple[HookDecl, Bucket]] = {}
+        self._buckets = Buckets("hook")
         self._swept_at = -math.inf
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -44,10 +44,8 @@ class Hooks:
             HttpProblem: the hook has had too many.
             Problem: it can't be delivered.
         """
-        bucket = self._bucket(hook)
-        wait_s = bucket.take()
+        wait_s = self._buckets.take_now(hook.name, hook.rate)
         if wait_s > 0:
-            bucket.give_back()
             text = f"the hook `{hook.name}` takes {hook.rate.text}; send it again later"
             raise HttpProblem(429, "TooMany", text, retry_after_s=math.ceil(wait_s))
         self._sweep()
@@ -59,14 +57,6 @@ class Hooks:
             bytes(message.body),
             json=_is_json(message.headers.get("content-type", "")),
         )
-
-    def _bucket(self, hook: HookDecl) -> Bucket:
-        known = self._buckets.get(hook.name)
-        if known is None or known[0].rate != hook.rate:
-            before = None if known is None else known[1]
-            known = (hook, Bucket(hook.name, hook.rate, "hook", time.monotonic, before))
-            self._buckets[hook.name] = known
-        return known[1]
 
     def _sweep(self) -> None:
         """Forget old deliveries now and then."""

@@ -19,6 +19,7 @@ from ringfence.kernel.operations import (
     approvals,
     budgets,
     deciding,
+    diffs,
     exports,
     family,
     forks,
@@ -28,17 +29,22 @@ from ringfence.kernel.operations import (
     layers,
     learning,
     messages,
+    peers,
+    points,
     pools,
     pruning,
     removal,
     rights,
+    rollbacks,
     schedules,
+    servers,
     submit,
 )
 from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.problems import Problem
 from ringfence.kernel.server.status import abort_with_problem
 from ringfence.kernel.server.wire import Context, aio, rpc
+from ringfence.policy.keeping import PointsKept
 from ringfence.sandbox.snapshots import SnapshotError
 from ringfence.sandbox.types import SandboxError
 from ringfence.sandbox.workspace import WorkspaceError
@@ -79,17 +85,20 @@ UNARY: dict[str, Unary] = {
         else pools.pool(k, r.pool, r.name, r.value, o)
     ),
     "Grant": lambda k, r, o: rights.grant(
-        k, r.agent, r.rule, expires_ms=r.expires_ms, uses=r.uses, operator=o
+        k, r.agent, r.rule, expires_ms=r.expires_ms, uses=r.uses, operator=o, deny=r.deny
     ),
     "Revoke": lambda k, r, o: rights.revoke(
         k, r.agent, r.rule_or_grant, everything=r.all, purge=r.purge, operator=o
     ),
-    "Points": lambda k, r, _o: history.points(k, r.agent, verify=r.verify),
-    "PrunePoints": lambda k, r, o: history.prune_points(
+    "Points": lambda k, r, _o: points.points(k, r.agent, verify=r.verify),
+    "PrunePoints": lambda k, r, o: points.prune_points(
         k,
         r.agent,
-        keep=r.keep if r.HasField("keep") else None,
-        older_than_ms=r.older_than_ms if r.HasField("older_than_ms") else None,
+        PointsKept(
+            age_s=r.older_than_ms / 1000 if r.HasField("older_than_ms") else None,
+            count=r.keep if r.HasField("keep") else None,
+            size_bytes=r.size_bytes if r.HasField("size_bytes") else None,
+        ),
         operator=o,
     ),
     "Prune": lambda k, r, o: pruning.prune(
@@ -99,11 +108,14 @@ UNARY: dict[str, Unary] = {
         dry=r.dry_run,
         operator=o,
     ),
-    "Rollback": lambda k, r, o: history.rollback(
+    "Rollback": lambda k, r, o: rollbacks.rollback(
         k, r.agent, r.to, preview=r.preview, path=r.path, start=r.start, operator=o
     ),
+    "RollbackAll": lambda k, r, o: rollbacks.rollback_all(
+        k, r.to, preview=r.preview, start=r.start, operator=o
+    ),
     "Fork": lambda k, r, o: forks.fork(k, r.agent, r.at, new_name=r.name, start=r.start, operator=o),
-    "Diff": lambda k, r, _o: history.diff(k, r.agent, getattr(r, "from"), r.to),
+    "Diff": lambda k, r, _o: diffs.diff(k, r.agent, getattr(r, "from"), r.to),
     "Resolve": lambda k, r, o: history.resolve(k, r.agent, r.step, r.outcome, r.result, o),
     "AuditVerify": lambda k, _r, _o: history.audit_verify(k),
     "PolicyShow": lambda k, r, _o: rights.policy_show(k, r.agent),
@@ -122,6 +134,12 @@ UNARY: dict[str, Unary] = {
     "SecretSet": lambda k, r, o: house.secret_set(k, r.name, r.value, o),
     "SecretList": _secret_list,
     "SecretRemove": lambda k, r, o: house.secret_remove(k, r.name, o),
+    "A2aPeers": lambda k, _r, _o: peers.listing(k),
+    "A2aCard": lambda k, r, o: peers.card(k, r.peer, look=r.look, operator=o),
+    "A2aAccept": lambda k, r, o: peers.accept(k, r.peer, r.hash, o),
+    "McpServers": lambda k, _r, _o: servers.listing(k),
+    "McpTools": lambda k, r, o: servers.tools(k, r.server, r.tool, look=r.look, operator=o),
+    "McpAccept": lambda k, r, o: servers.accept(k, r.server, r.tool, r.hash, o),
 }
 """One operation for each unary method; a test holds it against the descriptor."""
 

@@ -121,11 +121,8 @@ class Stream:
             # It may be beyond it already, and then waits to be told of more.
             self._refill()
 
-    def receive(self, data: bytes, size: int, *, last: bool) -> bool:
-        """Take a frame's payload, which took `size` bytes of room.
-
-        Returns:
-            Whether it was worth its frame.
+    def receive(self, data: bytes, size: int, *, last: bool = False) -> None:
+        """Take a frame's payload, which took `size` bytes of room. What was not worth its frame is a chore.
 
         Raises:
             ProtocolError: there was no room for it, or the client had said that nothing follows.
@@ -134,11 +131,11 @@ class Stream:
         if size and self._room < 0:
             raise ProtocolError(frames.FLOW, "more than there was room for")
         if self._ending is not None:
-            return False  # nobody listens any more
+            self._bounds.calm.spend(1)
+            return  # nobody listens any more
         if self._last:
             raise ProtocolError(frames.CLOSED, "something came on a stream after its end")
         self._last = last
-        worth = last
         handler = self._handler
         if (
             handler is not None
@@ -154,15 +151,17 @@ class Stream:
                 self._refill()
             if last:
                 self._deliver()
-            return True
+            return
+        worth = last
         if data:
             self._part += data
             self._held += len(data)
             worth = self._cut() or len(data) > 1024  # noqa: PLR2004 - as much as a frame should at least carry
+        if not worth:
+            self._bounds.calm.spend(1)
         self._refill()
         if self._held or last:
             self._deliver()
-        return worth
 
     def _cut(self) -> bool:
         """Take whole messages off what came; whether there was one."""
@@ -338,8 +337,9 @@ class Stream:
         for _, done in out:
             if done is not None:
                 done()
-        if self._handler is not None:
-            self._handler.gone()
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            handler.gone()
 
     def _forget(self) -> None:
         if self._late is not None:

@@ -24,7 +24,7 @@ PROTOCOL: Final = 1
 HELLO_S = 10.0
 """Time for a stream to say who it is."""
 
-_READS = frozenset({"fs.read", "artifacts.get"})
+_READS = frozenset({"fs.read", "artifacts.get", "object.get"})
 _LANE = re.compile(r"[0-9A-Za-z._-]{1,256}").fullmatch
 
 
@@ -36,6 +36,7 @@ class Talk:
         self._stream = stream
         self._greeted = False
         self._open = False
+        self._lane = "0"  # of the call before: looked at once for all that follow in it
         self._replies = Replies(stream, desk.park)
         self._hello: asyncio.TimerHandle | None = None
 
@@ -52,10 +53,10 @@ class Talk:
             end_with(self._stream, self._desk.misread())
             return
         kind = frame.WhichOneof("frame")
-        if not self._greeted:
-            self._greet(frame, kind)
-        elif kind == "call":
+        if kind == "call" and self._greeted:
             self._take(frame.call)
+        elif not self._greeted:
+            self._greet(frame, kind)
         elif kind == "lanes":
             self._desk.bounds.calm.spend(1)  # it carries no call
             self._desk.lanes(frame.lanes)
@@ -76,6 +77,7 @@ class Talk:
         if self._hello is not None:
             self._hello.cancel()
         self._leave()
+        self._replies.abandon()
         self._desk.bounds.streams.leave(self)
 
     def _leave(self) -> None:
@@ -125,24 +127,20 @@ class Talk:
             desk.lanes(call.lanes)
         lane, action, raw = call.lane, call.action, call.arguments
         reads = action in _READS
-        size = len(raw) + len(action) + len(lane)
-        owed = self._replies.expect(call.id, desk.bounds, size, reads=reads)
-        request = Request(
-            lane=lane,
-            lane_step=call.step,
-            action=action,
-            raw=raw,
-            deadline_ms=call.deadline_ms,
-            shrink=owed.shrink,
-        )
-        if lane != "0" and (not _LANE(lane) or lane == OPERATOR_LANE):
-            # The operator's lane is neither replayed nor settled with an agent's calls.
-            text = "a lane's id is `0`, or its parent's with a dot and a number; at most 256 characters"
-            owed.reply(Answer(step=0, failure=InvalidRequest(text)))
-        elif reads:
-            desk.bounds.reads.take(owed, partial(self._begin, request, owed.reply))
+        owed = self._replies.expect(call.id, desk.bounds, len(raw) + len(action) + len(lane), reads=reads)
+        reply = owed.reply
+        request = Request(lane, call.step, action, raw, call.deadline_ms, owed.shrink)
+        if lane != self._lane:
+            if not _LANE(lane) or lane == OPERATOR_LANE:
+                # The operator's lane is neither replayed nor settled with an agent's calls.
+                text = "a lane's id is `0`, or its parent's with a dot and a number; at most 256 characters"
+                reply(Answer(step=0, failure=InvalidRequest(text)))
+                return
+            self._lane = lane
+        if not reads or desk.bounds.reads.enter(owed):
+            self._begin(request, reply)
         else:
-            self._begin(request, owed.reply)
+            desk.bounds.reads.take(owed, partial(self._begin, request, reply))
 
     def _begin(self, request: Request, reply: Callable[[Answer], None]) -> None:
         desk = self._desk

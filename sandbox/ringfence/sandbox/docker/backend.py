@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import socket
 import uuid
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from ringfence.sandbox.docker import layers, readiness
 from ringfence.sandbox.docker.containers import Box, Shown, Volume
 from ringfence.sandbox.docker.engine import PATIENCE_S, Engine, usual_host
 from ringfence.sandbox.docker.launch import Launcher, Plan, undisturbed
-from ringfence.sandbox.docker.places import LABEL_AGENT, LABEL_DATA, LABEL_KERNEL, Places
-from ringfence.sandbox.docker.program import SHORT_ID, DockerProgram, remove, remove_container
+from ringfence.sandbox.docker.places import Places
+from ringfence.sandbox.docker.program import DockerProgram, remove
 from ringfence.sandbox.docker.scrub import scrub
+from ringfence.sandbox.docker.sweeping import sweep
 from ringfence.sandbox.docker.watch import Watch
 from ringfence.sandbox.native.job import STDERR_NAME, STDOUT_NAME, WORK_NAME
 from ringfence.sandbox.specs import (
@@ -43,7 +45,6 @@ from ringfence.sandbox.types import (
 log = logging.getLogger(__name__)
 
 _TIDY_SHARE = 0.2
-_LIVE = ("running", "paused", "restarting")
 _RIGHTS = dict.fromkeys(("CapInh", "CapPrm", "CapEff", "CapBnd"), 0)
 _OF_LINUX = {"CapAmb": 0, "NoNewPrivs": 1, "Seccomp": 2}
 """What only Linux itself says of a process; the kernel of another runtime has its own means."""
@@ -98,9 +99,16 @@ class DockerSandbox:
             self.settings, self._held, self._swept = settings, None, False
             self._engine, self._launcher = self._reach(settings)
 
+    @property
+    def direct(self) -> str:
+        """Why a program can't work on an overlay of its own."""
+        return "its overlays are for commands alone; use `backend: native`"
+
     def walls(self) -> Sequence[Wall]:
         """Try every wall, in a container that is made for it."""
         own = DockerSandbox(self._data, self.settings)
+        # INVARIANT: who only looks ends nothing: to a backend of its own the kernel that may run here is an earlier one.
+        own._swept = True
         return readiness.walls(own, self._engine, self.settings.image, self.settings.runtime)
 
     async def start(self, spec: ProgramSpec) -> DockerProgram:
@@ -110,6 +118,12 @@ class DockerSandbox:
             SandboxError: a required wall is missing or the program can't be found; nothing runs.
             SandboxLostError: the engine can't be reached any more, or the container ended on its way.
         """
+        if spec.overlay is not None:
+            raise SandboxError(f"the sandbox `{self.name}` has no overlay for a program: {self.direct}")
+        if spec.loopback is not None and self.settings.runtime != "runc":
+            raise SandboxError(
+                f"a container of `{self.settings.runtime}` can't have doors: its sockets are its own; leave `sandbox.doors` out"
+            )
         image = checked_directory(spec.image, "program image")
         sockets = checked_directory(spec.socket_dir, "socket directory")
         places = [
@@ -120,7 +134,15 @@ class DockerSandbox:
         plan = await self._plan(spec, "program", places)
         plan.job |= {"image": image, "cwd": "/program"}
         plan.stdout, plan.stderr, plan.keep_stderr = spec.stdout_fd, spec.stderr_fd, True
-        return await self._launcher.launch(plan)
+        if spec.loopback is None:
+            return await self._launcher.launch(plan)
+        plan.job["loopback"], plan.box = spec.loopback.port, dataclasses.replace(plan.box, tcp=True)
+        program = await self._launcher.launch(plan)
+        with socket.socket(fileno=os.dup(spec.loopback.hand_fd)) as hand:
+            socket.send_fds(hand, [b"\0"], plan.views)
+        for view in plan.views:
+            os.close(view)
+        return program
 
     async def run_command(self, spec: CommandSpec) -> CommandResult:
         """Run one command to its end. Cancelling the await ends the command's whole tree first.
@@ -179,30 +201,9 @@ class DockerSandbox:
         if not self._places.used():
             self._swept = True
             return []
-        wanted = {"label": f"{LABEL_DATA}={self._places.data()}"}
-        agents: set[str] = set()
-        found: list[dict[str, Any]] = await self._engine.call(
-            lambda api: api.containers(all=True, filters=wanted)
-        )
-        for known in found:
-            labels: dict[str, str] = known["Labels"]
-            if labels.get(LABEL_KERNEL) == self._places.kernel:
-                continue
-            if not await remove_container(self._engine, known["Id"]):
-                raise SandboxError(
-                    f"container `{known['Id'][:SHORT_ID]}` of an earlier kernel can't be ended; end it yourself: docker rm -f {known['Id'][:SHORT_ID]}"
-                )
-            if known["State"] in _LIVE:
-                agents.add(labels.get(LABEL_AGENT, ""))
-        answer: dict[str, Any] = await self._engine.call(lambda api: api.volumes(filters=wanted))
-        volumes: list[dict[str, Any]] = answer.get("Volumes") or []
-        for volume in volumes:
-            own: dict[str, str] = volume.get("Labels") or {}
-            if own.get(LABEL_KERNEL) != self._places.kernel:
-                await remove(self._engine, "", [volume["Name"]])
-        await asyncio.to_thread(self._places.forget_links)
+        agents = await sweep(self._engine, self._places)
         self._swept = True
-        return sorted(agents)
+        return agents
 
     async def close(self) -> None:
         """Let go of the engine."""
@@ -241,7 +242,7 @@ class DockerSandbox:
         ]
         held = await self._prepare()
         readiness.demand(spec.require, held)
-        own = await asyncio.to_thread(self._places.etc, uid)
+        own = self._places.etc(uid)
         linux = self.settings.runtime == "runc"
         job: dict[str, Any] = {
             "argv": argv,
@@ -250,6 +251,7 @@ class DockerSandbox:
             "image": "",
             "cwd": "",
             "views": [],
+            "loopback": 0,
             "shown": [[one.target, str(one.source)] for one in shown],
             "status": _RIGHTS | (_OF_LINUX if linux else {}),
             "linux": linux,
@@ -279,7 +281,10 @@ class DockerSandbox:
             return await self._prepared()
 
     async def _prepared(self) -> readiness.Held:
-        await asyncio.to_thread(self._places.prepare)
+        if self._held is None:
+            await asyncio.to_thread(self._places.prepare)
+        else:  # a few names to look at: a thread would take longer to come and go
+            self._places.prepare()
         held, settings = self._held, self.settings
         if held is None:
             await asyncio.to_thread(self._places.remember, self._engine.host)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ringfence.sandbox.docker.places import LINK_NAME, START_NAME
+from ringfence.sandbox.docker.places import LINK_NAME, START_DIR, START_MODULE
 from ringfence.sandbox.docker.profile import profile
 from ringfence.sandbox.types import Limits
 
-START_DIR = "/run/start"
-_ENTRY = ("python3", "-I", "-S", "-X", "utf8", f"{START_DIR}/{START_NAME}", f"{START_DIR}/{LINK_NAME}")
+_FIRST = f"import sys; sys.path.insert(0, '{START_DIR}'); import {START_MODULE}; {START_MODULE}.main('{START_DIR}/{LINK_NAME}')"
+# Imported, for a script that is run is compiled each time.
+_ENTRY = ("python3", "-I", "-S", "-B", "-X", "utf8", "-c", _FIRST)
 _TMP_INODES = 65536
 _TMP_LEAST_BYTES = 16 << 20
 _SHM_BYTES = 16 << 20
@@ -87,6 +88,7 @@ class Box:
         runtime: the engine's name of it.
         shown: what of this host is seen inside.
         volumes: overlays for it.
+        tcp: whether its program has doors on the loopback.
     """
 
     image: str
@@ -96,6 +98,7 @@ class Box:
     labels: Mapping[str, str]
     shown: Sequence[Shown]
     volumes: Sequence[Volume] = ()
+    tcp: bool = False
 
 
 def container(box: Box) -> dict[str, Any]:
@@ -108,7 +111,7 @@ def container(box: Box) -> dict[str, Any]:
         "ReadonlyRootfs": True,
         "Privileged": False,
         "CapDrop": ["ALL"],
-        "SecurityOpt": ["no-new-privileges:true", f"seccomp={profile()}"],
+        "SecurityOpt": ["no-new-privileges:true", f"seccomp={profile(tcp=box.tcp)}"],
         "IpcMode": "private",
         "CgroupnsMode": "private",
         # The agent's files belong to its uid on this host, so that uid has to be the same inside.

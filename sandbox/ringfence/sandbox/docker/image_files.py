@@ -5,9 +5,7 @@ Everything comes from this host; nothing is fetched. The interpreter is put belo
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import marshal
 import re
 import shutil
 import subprocess
@@ -17,8 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import CodeType
 
+from ringfence.sandbox.docker.compiled import compiled
 from ringfence.sandbox.types import SandboxError
 
 
@@ -55,10 +53,11 @@ _TEXTS = {
     "etc/group": "root:x:0:\nagent:x:1000:\n",
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
-_CALL = "#!/usr/local/bin/python3\nfrom ringfence.agent.call import main\n\nmain()\n"
+_COMMANDS = {"rf-call": "call", "rf-mcp": "mcp_bridge"}
+_COMMAND = "#!/usr/local/bin/python3\nimport sys\n\nfrom ringfence.agent.{} import main\n\nsys.exit(main())\n"
 _IMPORTED = """
 import json, sys
-import ringfence.agent, ringfence.agent.call
+import ringfence.agent, ringfence.agent.call, ringfence.agent.mcp_bridge
 found = {}
 for name, module in list(sys.modules.items()):
     place = getattr(module, "__file__", None)
@@ -164,7 +163,9 @@ class _Files:
                 self._module(path, f"{self._modules}/{parts}.py")
             else:
                 self.add(f"{self._modules}/{path.name}", path)
-        self.entries["usr/local/bin/rf-call"] = Entry(mode=0o755, data=_CALL.encode())
+        for command, module in _COMMANDS.items():
+            text = _COMMAND.format(module)
+            self.entries[f"usr/local/bin/{command}"] = Entry(mode=0o755, data=text.encode())
 
     def add(self, name: str, source: Path, *, executable: bool = False) -> None:
         """One file of this host."""
@@ -223,20 +224,12 @@ class _Files:
         source = path.read_bytes()
         self.entries[name] = Entry(mode=0o644, data=source)
         try:
-            code: CodeType = compile(source, f"/{name}", "exec", dont_inherit=True)
+            place, data = compiled(source, f"/{name}")
         except (SyntaxError, ValueError):
             return  # a template or a test of the compiler
-        cached = importlib.util.cache_from_source(f"/{name}").lstrip("/")
+        cached = place.lstrip("/")
         self._directory(str(Path(cached).parent))
-        self.entries[cached] = Entry(mode=0o644, data=_hashed(source, code))
-
-
-def _hashed(source: bytes, code: CodeType) -> bytes:
-    """A compiled module that is taken without a look at its source (PEP 552, unchecked)."""
-    flags = (0b01).to_bytes(4, "little")
-    # Loaded once and dumped again: what is shared in it then no longer depends on what else this process has seen.
-    body = marshal.dumps(marshal.loads(marshal.dumps(code)))  # noqa: S302 - made in this line
-    return importlib.util.MAGIC_NUMBER + flags + importlib.util.source_hash(source) + body
+        self.entries[cached] = Entry(mode=0o644, data=data)
 
 
 def _outermost(places: dict[str, str], stdlib: Path) -> set[str]:

@@ -1,22 +1,21 @@
 """The first process of a container: takes its orders from the kernel, looks whether the walls stand, starts the program, reaps.
 
-Runs by itself under the image's Python (3.9 or newer) with the standard library alone. Its link with the kernel is a unix socket
+Runs by itself, as module `start`, under the image's Python (3.9 or newer) with the standard library alone. Its link with the kernel is a unix socket
 whose name is gone before the program runs. When the link closes it ends, and with the first process of a pid namespace the
 kernel ends all others of it: no sandbox outlives the kernel that started it.
 """
 
 # It has to start fast, and what it imports would cost it several times its own code: pathlib, json, contextlib, and what
-# `socket` and `signal` put around the modules in C that they are made of, which are used here instead.
+# `socket`, `signal` and `ctypes` put around the modules in C that they are made of, which are used here instead.
 # ruff: noqa: PTH113, PTH123, SIM105
 
 from __future__ import annotations
 
+import _ctypes
 import _socket
-import ctypes
 import errno
 import marshal
 import os
-import select
 import sys
 
 TYPE_CHECKING = False
@@ -31,11 +30,14 @@ _MAX_FDS = 4
 _INT_BYTES = 4
 _PACKET_BYTES = 65536
 _PR_SET_DUMPABLE = 4
-_OOM_SCORE = "500"
+_ITSELF: Any = None
+"""What names all that is loaded already, the C library among it."""
+_OOM_PLACE, _OOM_SCORE, _OOM_BYTES = "/proc/self/oom_score_adj", b"500", 32
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 _PROGRAM_FIX = "name a file of the program image, or put it into the container image"
 _COMMAND_FIX = "name a program on the sandbox's PATH, or a file by a path with a slash"
 _LINGER_S = 30.0
+_DOOR_BYTES, _DOOR_BACKLOG = 64 << 10, 16
 _DEVICES = {"lo", "sit0", "tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "ip6tnl0", "ip6gre0"}
 """Network devices of an empty network namespace: modules of the host put theirs, which lead nowhere, into each."""
 
@@ -97,8 +99,9 @@ def _refuse(link: _socket.socket, text: str) -> None:
 
 def _run(job: dict[str, Any], link: _socket.socket, stdio: list[int]) -> None:
     os.umask(0o022)
+    oom = _oom()
     # What this process has in memory, and its environment, are nothing for the program to look at.
-    if ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+    if _dumpable(0) != 0:
         raise Refused("the sandbox's first process can't be closed to the program; report this")
     _verify(job)
     if job["views"]:
@@ -106,6 +109,8 @@ def _run(job: dict[str, Any], link: _socket.socket, stdio: list[int]) -> None:
         _say(link, "views", len(views), views)
         for view in views:
             os.close(view)
+    if job["loopback"]:
+        _open_doors(job["loopback"], link)
     _look_around(job)
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write)
@@ -113,14 +118,34 @@ def _run(job: dict[str, Any], link: _socket.socket, stdio: list[int]) -> None:
     # somebody outside had. Without a handler Linux keeps signals from inside away from the first process.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-    program = _start(job, stdio)
+    program = _start(job, stdio, oom)
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     for standard in range(3):
         os.dup2(null, standard)
-    for descriptor in {null, *stdio} - {0, 1, 2}:
+    for descriptor in {null, oom, *stdio} - {-1, 0, 1, 2}:
         os.close(descriptor)
     _say(link, "started", program)
     _reap(program, link, wake_read)
+
+
+def _dumpable(value: int) -> int:
+    place = _ctypes.dlsym(_ctypes.dlopen(_ITSELF, os.RTLD_NOW), "prctl")
+    return _ctypes.call_function(place, (_PR_SET_DUMPABLE, value, 0, 0, 0))
+
+
+def _open_doors(port: int, link: _socket.socket) -> None:
+    """Listen on the loopback, which the engine has brought up, and give the socket away: as in `native.loopback`."""
+    try:
+        listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
+        listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVBUF, _DOOR_BYTES)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(_DOOR_BACKLOG)
+    except OSError as error:
+        raise Refused(
+            f"the container's loopback can't have doors: {error.strerror}; see the engine's own settings"
+        ) from error
+    _say(link, "doors", 1, (listener.fileno(),))
+    listener.close()
 
 
 def _verify(job: dict[str, Any]) -> None:
@@ -168,47 +193,40 @@ def _look_around(job: dict[str, Any]) -> None:
         ) from error
 
 
-def _start(job: dict[str, Any], stdio: list[int]) -> int:
-    """Fork and execute the program; returns its pid once the execution has worked."""
+def _start(job: dict[str, Any], stdio: list[int], oom: int) -> int:
+    """Execute the program in a process of its own; returns its pid once the execution has worked."""
     path = _find(job)
-    failure_read, failure_write = os.pipe2(os.O_CLOEXEC)
-    pid = os.fork()
-    if pid == 0:
-        report = "0 it could not be prepared"
-        try:
-            signal.set_wakeup_fd(-1)
-            os.setsid()
-            for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
-                signal.signal(number, signal.SIG_DFL)
-            ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)
-            _prefer_for_oom()
-            raised = [os.dup(descriptor) for descriptor in stdio]
-            for standard, descriptor in enumerate(raised):
-                os.dup2(descriptor, standard)
-            os.execve(path, job["argv"], job["env"])  # noqa: S606 - there must be no shell
-        except OSError as error:
-            report = f"{error.errno or 0} {error.strerror}"
-        finally:
-            # Only a failure comes here. An execution that works closes the pipe without a word.
-            os.write(failure_write, report.encode())
-            os._exit(1)
-    os.close(failure_write)
-    failure = os.read(failure_read, _PACKET_BYTES)
-    os.close(failure_read)
-    if failure:
-        code, _, reason = failure.decode(errors="replace").partition(" ")
-        hint = " (a script needs a `#!` line)" if code == str(errno.ENOEXEC) else ""
-        raise Refused(f"`{job['argv'][0]}` can't be executed: {reason}{hint}; {_fix(job)}")
-    return pid
-
-
-def _prefer_for_oom() -> None:
-    """A group short of memory must lose the program, not the process that reports its end."""
+    actions = [(os.POSIX_SPAWN_DUP2, descriptor, standard) for standard, descriptor in enumerate(stdio)]
+    defaults = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD)
+    own = os.pread(oom, _OOM_BYTES, 0) if oom >= 0 else b""
+    _adjust(oom, _OOM_SCORE)
     try:
-        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-            file.write(_OOM_SCORE)
+        # A fork would copy the interpreter's tables of pages, and then pages, for nothing.
+        return os.posix_spawn(
+            path, job["argv"], job["env"], file_actions=actions, setsid=True, setsigdef=defaults
+        )
+    except OSError as error:
+        hint = " (a script needs a `#!` line)" if error.errno == errno.ENOEXEC else ""
+        raise Refused(f"`{job['argv'][0]}` can't be executed: {error.strerror}{hint}; {_fix(job)}") from error
+    finally:
+        _adjust(oom, own)
+
+
+def _oom() -> int:
+    """Opened before this process is closed to itself; -1: a runtime with a kernel of its own may have none."""
+    try:
+        return os.open(_OOM_PLACE, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        pass  # a runtime with a kernel of its own may have none
+        return -1
+
+
+def _adjust(oom: int, score: bytes) -> None:
+    """A group short of memory must lose the program, not the process that reports its end; what is started inherits the place."""
+    try:
+        if oom >= 0:
+            os.pwrite(oom, score, 0)
+    except OSError:
+        pass  # it need not take it
 
 
 def _fix(job: dict[str, Any]) -> str:
@@ -232,6 +250,8 @@ def _find(job: dict[str, Any]) -> str:
 
 
 def _reap(program: int, link: _socket.socket, wake: int) -> None:
+    import select  # noqa: PLC0415 - the program runs by now
+
     poll = select.poll()
     poll.register(link, select.POLLIN)
     poll.register(wake, select.POLLIN)
@@ -271,7 +291,3 @@ def _next_dead() -> tuple[int, int] | None:
     except ChildProcessError:
         return None
     return (pid, status) if pid else None
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

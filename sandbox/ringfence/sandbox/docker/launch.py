@@ -13,10 +13,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ringfence.sandbox.docker.containers import START_DIR, Box, Shown, container, overlay
+from ringfence.sandbox.docker.containers import Box, Shown, container, overlay
 from ringfence.sandbox.docker.engine import Engine, EngineError
 from ringfence.sandbox.docker.link import Listener, Started, greet
-from ringfence.sandbox.docker.places import Places
+from ringfence.sandbox.docker.places import START_DIR, Places, container_name
 from ringfence.sandbox.docker.program import SHORT_ID, DockerProgram, remove
 from ringfence.sandbox.docker.refusals import refusal
 from ringfence.sandbox.types import SandboxError
@@ -75,11 +75,11 @@ class Launcher:
             SandboxLostError: the engine or the container went away on the way; nothing runs any more.
         """
         name = uuid.uuid4().hex
-        directory = self.places.link(name)
+        directory = self.places.link(name, self.engine.host)
         shown = [*plan.box.shown, Shown(source=directory, target=START_DIR)]
         box = dataclasses.replace(plan.box, shown=shown)
         listener = Listener(directory)
-        made, wanted = "", f"ringfence-{name}"
+        made, wanted = "", container_name(name)
         volumes: list[str] = []
         try:
             for volume in box.volumes:
@@ -89,13 +89,14 @@ class Launcher:
                 await self.refusable(undisturbed(making), box)
             making = self.engine.call(lambda api: _create(api, box, wanted), slow=True)
             made = await self.refusable(undisturbed(making), box)
-            link, started = await self.refusable(self._begin(made, listener, plan), box)
+            link, started, starting = await self.refusable(self._begin(made, listener, plan), box)
             plan.views = started.views
             return DockerProgram(
                 self.engine,
                 made,
                 link,
                 started=started,
+                starting=starting,
                 timeout_s=plan.timeout_s,
                 stderr=os.dup(plan.stderr) if plan.keep_stderr else -1,
                 volumes=volumes,
@@ -108,7 +109,7 @@ class Launcher:
             raise
         finally:
             listener.close()
-            self.places.forget_link(name)
+            self.places.forget_link(name, self.engine.host)
 
     async def refusable(self, work: Coroutine[Any, Any, T], box: Box) -> T:
         """Await what the engine does, and say in the user's words why it does not."""
@@ -117,19 +118,26 @@ class Launcher:
         except EngineError as error:
             raise refusal(error, box.image, box.runtime) from error
 
-    async def _begin(self, made: str, listener: Listener, plan: Plan) -> tuple[socket.socket, Started]:
+    async def _begin(
+        self, made: str, listener: Listener, plan: Plan
+    ) -> tuple[socket.socket, Started, asyncio.Task[None]]:
         """Start the container, and the program in it as soon as its first process is there.
 
-        The engine takes its time to say that a container has started, a third of the whole at times; its first process
-        is met meanwhile.
+        The engine takes its time to say that a container has started, a third of the whole at times. Its first process is met
+        meanwhile, and has looked at its walls itself: a program that runs is not kept waiting for the engine's word.
+
+        Returns:
+            The link, what was said on it, and the engine's word where that is still to come.
         """
         meeting = asyncio.create_task(_met(listener, plan))
         starting = asyncio.create_task(self.engine.call(lambda api: api.start(made), slow=True))
         try:
-            await starting
+            await asyncio.wait([meeting, starting], return_when=asyncio.FIRST_COMPLETED)
+            if not meeting.done() or meeting.exception() is not None:
+                await starting
             while not (await asyncio.wait([meeting], timeout=_CONNECT_S))[0]:
                 await self._require_running(made)
-            return meeting.result()
+            return *meeting.result(), starting
         except BaseException:
             # An abandoned start would make the container run after it was removed.
             await asyncio.wait([starting])

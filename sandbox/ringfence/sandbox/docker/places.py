@@ -7,9 +7,12 @@ import hashlib
 import os
 import shutil
 import uuid
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from ringfence.sandbox.docker import inside
+from ringfence.sandbox.docker.compiled import compiled
 
 LABEL_DATA = "io.ringfence.data"
 LABEL_KERNEL = "io.ringfence.kernel"
@@ -17,7 +20,11 @@ LABEL_BOOT = "io.ringfence.boot"
 LABEL_AGENT = "io.ringfence.agent"
 LABEL_KIND = "io.ringfence.kind"
 
-START_NAME, LINK_NAME = "start.py", "link"
+START_DIR = "/run/start"
+"""Where a container sees the directory of its link."""
+
+START_MODULE, LINK_NAME = "start", "link"
+_FENCED = ".over"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -126,22 +133,65 @@ class Places:
             found.append((path, f"/etc/{name}"))
         return found
 
-    def link(self, name: str) -> Path:
-        """A fresh directory for the link with one container's first process, and the program of that process."""
-        directory = self._top / "links" / f"{self.kernel}-{name}"
+    def link(self, name: str, host: str) -> Path:
+        """A fresh directory for the link with one container's first process, and the program of that process.
+
+        Its name tells a later kernel which container of which engine this one was about to make.
+        """
+        directory = self._link(name, host)
         directory.mkdir(mode=0o755)
         directory.chmod(0o755)
-        program = directory / START_NAME
-        program.write_bytes(Path(inside.__file__).read_bytes())
-        program.chmod(0o444)
+        for place, data in _program().items():
+            path = directory / place
+            if path.parent != directory:
+                path.parent.mkdir(mode=0o755)
+                path.parent.chmod(0o755)
+            path.write_bytes(data)
+            path.chmod(0o444)
         return directory
 
-    def forget_link(self, name: str) -> None:
+    def forget_link(self, name: str, host: str) -> None:
         """Remove it again."""
-        shutil.rmtree(self._top / "links" / f"{self.kernel}-{name}", ignore_errors=True)
+        shutil.rmtree(self._link(name, host), ignore_errors=True)
 
-    def forget_links(self) -> None:
+    def fence(self, host: str) -> Sequence[str]:
+        """Put the directories of kernels that are no more out of an engine's reach.
+
+        Returns:
+            The names of the launches on it that they died in.
+        """
+        left = self._left(host)
+        for path in left:
+            if not path.name.endswith(_FENCED):
+                path.rename(path.with_name(path.name + _FENCED))
+        return [path.name.removesuffix(_FENCED).split("-")[1] for path in left]
+
+    def forget_links(self, host: str) -> None:
         """Remove those of kernels that are no more."""
-        for path in (self._top / "links").glob("*"):
-            if not path.name.startswith(f"{self.kernel}-"):
-                shutil.rmtree(path, ignore_errors=True)
+        for path in self._left(host):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _link(self, name: str, host: str) -> Path:
+        return self._top / "links" / f"{self.kernel}-{name}-{_key(host)}"
+
+    def _left(self, host: str) -> list[Path]:
+        others = {_key(one) for one in self.engines()} - {_key(host)}
+        found = [path for path in (self._top / "links").glob("*-*") if not path.name.startswith(self.kernel)]
+        return [path for path in found if path.name.removesuffix(_FENCED).split("-")[-1] not in others]
+
+
+def container_name(launch: str) -> str:
+    """What the container of a launch is called on its engine."""
+    return f"ringfence-{launch}"
+
+
+def _key(host: str) -> str:
+    return hashlib.sha256(host.encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=1)
+def _program() -> dict[str, bytes]:
+    """The program of a first process by its names, with what spares an interpreter of this version to compile it."""
+    source = Path(inside.__file__).read_bytes()
+    place, data = compiled(source, f"{START_DIR}/{START_MODULE}.py")
+    return {f"{START_MODULE}.py": source, str(Path(place).relative_to(START_DIR)): data}

@@ -17,6 +17,9 @@ from ringfence.sandbox.native import calls
 _ALLOW, _ERRNO = "SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO"
 _EQUAL, _NOT_EQUAL, _MASKED = "SCMP_CMP_EQ", "SCMP_CMP_NE", "SCMP_CMP_MASKED_EQ"
 _LOW_HALF = 0xFFFFFFFF
+_SOCKET_TYPE = 0xF
+_BUT_STREAM = ((1, 0), (2, 2), (4, 4), (8, 8))
+"""Masks and what they leave: every type of socket but a stream, whose number is 1, meets one."""
 _NAMESPACE_FLAGS = 0x7E020000
 _DEVICE_BIT = 0o020000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
@@ -25,9 +28,13 @@ _ARCHITECTURES = ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")
 Rule = dict[str, Any]
 
 
-@lru_cache(maxsize=1)
-def profile() -> str:
-    """The profile as one JSON document, for machines of both architectures that have a table."""
+@lru_cache(maxsize=2)
+def profile(*, tcp: bool = False) -> str:
+    """The profile as one JSON document, for machines of both architectures that have a table.
+
+    Args:
+        tcp: whether TCP sockets may be made, as in `native.seccomp.program`.
+    """
     core = resource.RLIMIT_CORE
     rules = [
         _rule(calls.ALLOWED, _ALLOW),
@@ -42,10 +49,8 @@ def profile() -> str:
             for bit in _bits(_NAMESPACE_FLAGS)
         ),
         _rule(["socket", "socketpair"], _ALLOW, [_masked(0, _LOW_HALF, socket.AF_UNIX)]),
-        *(
-            _rule(["socket", "socketpair"], _ERRNO, [_masked(0, *cube)], error=errno.EAFNOSUPPORT)
-            for cube in all_but(socket.AF_UNIX)
-        ),
+        *_refused("socketpair", socket.AF_UNIX),
+        *(_tcp() if tcp else _refused("socket", socket.AF_UNIX)),
         *(_rule(["ioctl"], _ALLOW, [_masked(1, *cube)]) for cube in all_but(_TIOCSTI, _TIOCLINUX)),
         *(
             _rule(["ioctl"], _ERRNO, [_masked(1, _LOW_HALF, request)], error=errno.EPERM)
@@ -94,6 +99,32 @@ def all_but(*values: int) -> list[tuple[int, int]]:
                     found.append((mask | bit, wanted | side))
         branches = following
     return found
+
+
+def _refused(name: str, *families: int) -> list[Rule]:
+    """No sockets but of these families."""
+    return [
+        _rule([name], _ERRNO, [_masked(0, *cube)], error=errno.EAFNOSUPPORT) for cube in all_but(*families)
+    ]
+
+
+def _tcp() -> list[Rule]:
+    """TCP over IPv4 besides unix sockets, and no other protocol."""
+    inet = _masked(0, _LOW_HALF, socket.AF_INET)
+    stream = _masked(1, _SOCKET_TYPE, socket.SOCK_STREAM)
+    protocols = (0, socket.IPPROTO_TCP)
+    return [
+        *_refused("socket", socket.AF_UNIX, socket.AF_INET),
+        *(_rule(["socket"], _ALLOW, [inet, stream, _masked(2, _LOW_HALF, one)]) for one in protocols),
+        *(
+            _rule(["socket"], _ERRNO, [inet, _masked(1, *cube)], error=errno.EPROTONOSUPPORT)
+            for cube in _BUT_STREAM
+        ),
+        *(
+            _rule(["socket"], _ERRNO, [inet, stream, _masked(2, *cube)], error=errno.EPROTONOSUPPORT)
+            for cube in all_but(*protocols)
+        ),
+    ]
 
 
 def _bits(mask: int) -> list[int]:

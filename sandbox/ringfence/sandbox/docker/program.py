@@ -36,6 +36,7 @@ class DockerProgram:
         container: its id.
         link: with its first process.
         started: what that process said of the start.
+        starting: the engine's own word on it, which may still be to come; nothing else is asked of the engine before.
         timeout_s: how long it may run; the clock stands still while it is frozen.
         stderr: a descriptor of the program's standard error to say on why it was ended from outside; becomes this object's.
             -1: nowhere.
@@ -51,6 +52,7 @@ class DockerProgram:
         link: socket.socket,
         *,
         started: Started,
+        starting: asyncio.Task[None],
         timeout_s: float,
         stderr: int,
         volumes: Sequence[str],
@@ -61,6 +63,7 @@ class DockerProgram:
         self._engine = engine
         self._link = link
         self._pid = started.pid
+        self._starting = starting
         self._stderr = stderr
         self._volumes = volumes
         self._forms = forms
@@ -144,6 +147,7 @@ class DockerProgram:
 
     async def _switch(self, verb: str) -> bool:
         """Pause or unpause; false: it has ended meanwhile."""
+        await self._settled()
         for last in (*(False,) * _TRIES, True):
             if self._over.done():
                 return False
@@ -163,6 +167,12 @@ class DockerProgram:
             else:
                 return True
         return False
+
+    async def _settled(self) -> None:
+        """Wait for the engine's word on the start. What it refuses then ends by itself, and the link tells of it."""
+        await asyncio.wait([self._starting])
+        if not self._starting.cancelled():
+            self._starting.exception()
 
     def _stop_clock(self) -> None:
         if self._clock is not None:
@@ -211,6 +221,7 @@ class DockerProgram:
             # At the limit it is the group that kills, and the count says so as long as the group is there.
             self._oom_kills = self._oom.kills()
         self._stop_clock()
+        await self._settled()
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_WR)
         oom, why = await self._what_became_of_it()

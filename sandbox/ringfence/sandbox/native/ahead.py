@@ -1,7 +1,7 @@
 """The process of a sandbox that is to be the program: forked before there is a job, so that a start does not wait for that.
 
-It waits in the namespaces and the control groups of the sandbox, knows nothing and runs nothing. When the first process has
-built the sandbox around both it confines itself and turns into the program, while the first process confines itself too. It
+In the namespaces and the control groups of the sandbox it prepares the new root, then it waits, knows nothing and runs nothing.
+When the first process has completed the sandbox around both it confines itself and turns into the program, while the first process confines itself too. It
 runs when that is done and the warden agrees.
 """
 
@@ -16,9 +16,9 @@ import json
 import os
 import select
 import socket
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from ringfence.sandbox.native import confine, landlock, linux
+from ringfence.sandbox.native import confine, jail, landlock, linux
 from ringfence.sandbox.native.job import PACKET_BYTES, Become, Job, Refused, wall
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LENT = 4
 """Descriptors of a job: itself and the program's standard streams."""
+_PREPARED = b"\0"
+"""Before what `jail.show` has said; no failure begins so."""
 _ENTERED = b"entered"
 _RUN = b"run"
 _DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -45,6 +47,20 @@ class Second:
     def __init__(self, pid: int, link: socket.socket) -> None:
         self.pid = pid
         self._link = link
+
+    def prepared(self) -> jail.Shown:
+        """Wait until the new root is prepared; returns what `jail.show` has said there.
+
+        Raises:
+            Refused: it can't be.
+        """
+        said = self._link.recv(PACKET_BYTES)
+        if not said:
+            os._exit(1)  # it was killed
+        if not said.startswith(_PREPARED):
+            raise Refused(said.decode())
+        shown = cast("dict[str, list[int]]", json.loads(said.removeprefix(_PREPARED)))
+        return {path: (device, number) for path, (device, number) in shown.items()}
 
     def give(self, groups: bytes, descriptors: list[int]) -> None:
         """Hand on what the warden has sent."""
@@ -72,14 +88,33 @@ class Second:
             raise Refused(failure.decode())
 
 
-def fork(interpreter: Interpreter | None, rules: landlock.Rules, *, memfd: bool, sub: bool) -> Second:
-    """Fork it. The caller is the first process of a sandbox, in its control groups, and not yet in its root.
+class Ahead(NamedTuple):
+    """What it has to know, of which nothing belongs to a job.
+
+    Attributes:
+        paths: directories to show.
+        memfd: whether there is a control group that counts memory.
+        alone: whether the rules bound signals.
+        sub: whether a sub-uid is mapped for the program.
+        spare: whether there is time until there is a job.
+        tcp: whether it may make TCP sockets.
+    """
+
+    paths: list[str]
+    memfd: bool
+    alone: bool
+    sub: bool
+    spare: bool
+    tcp: bool
+
+
+def fork(interpreter: Interpreter | None, rules: landlock.Rules, what: Ahead) -> Second:
+    """Fork it. The caller is the first process of a sandbox, in its control groups and in the directory of the records.
 
     Args:
         interpreter: this one, where it can become a program.
-        rules: of Landlock, which the caller adds to.
-        memfd: whether there is a control group that counts memory.
-        sub: whether a sub-uid is mapped for the program.
+        rules: of Landlock, which the caller adds to when the new root is prepared.
+        what: it has to know.
 
     Raises:
         Become: in the process that is to become the program.
@@ -93,7 +128,7 @@ def fork(interpreter: Interpreter | None, rules: landlock.Rules, *, memfd: bool,
         return Second(pid, ours)
     report = "the program could not be prepared"
     try:
-        _wait(theirs, interpreter, rules, memfd=memfd, sub=sub)
+        _wait(theirs, interpreter, rules, what)
     except Become:
         theirs.detach()  # it is closed, and its number may be another's soon
         raise
@@ -106,38 +141,27 @@ def fork(interpreter: Interpreter | None, rules: landlock.Rules, *, memfd: bool,
     os._exit(1)
 
 
-def _wait(
-    link: socket.socket,
-    interpreter: Interpreter | None,
-    rules: landlock.Rules,
-    *,
-    memfd: bool,
-    sub: bool,
-) -> None:
+def _wait(link: socket.socket, interpreter: Interpreter | None, rules: landlock.Rules, what: Ahead) -> None:
     """In that process. Never returns; the link is closed when it has become the program."""
     linux.close_from(3, frozenset({link.fileno(), *rules.descriptors}))
     confine.stand_apart()
-    # The first process takes it along into the new root from there.
-    os.chdir("/")
-    if not readable(link):
-        with contextlib.suppress(Exception):  # it saves time, if it can
-            rehearse()
-            confine.rehearse()
-            if interpreter is not None:
-                interpreter.rehearse()
-    confine.filter_calls(memfd=memfd)
+    _prepare(link, rules, what.paths)
+    if what.spare:
+        _rehearse(interpreter)
+    confine.filter_calls(memfd=what.memfd, tcp=what.tcp)
     groups, descriptors, _, _ = socket.recv_fds(link, PACKET_BYTES, LENT, socket.MSG_CMSG_CLOEXEC)
     if not groups:
         os._exit(1)
     job = read_job(descriptors[0])
-    job["sub"] = sub
+    job["sub"] = what.sub
     held = frozenset(json.loads(groups))
     if link.recv(PACKET_BYTES) != _ENTERED:
         os._exit(1)
-    if memfd and "memory" not in held:
-        confine.filter_calls(memfd=False)
+    if what.memfd and "memory" not in held:
+        confine.filter_calls(memfd=False, tcp=what.tcp)
     confine.give_up_rights(job, rules)
-    confine.stand_alone()
+    if not what.alone:
+        confine.stand_alone()
     confine.verify()
     confine.become_program(job, pids_in_group="pids" in held, memory_in_group="memory" in held)
     raised = [os.dup(descriptor) for descriptor in descriptors[1:]]
@@ -158,6 +182,16 @@ def _wait(
         hint = " (a script needs a `#!` line)" if error.errno == errno.ENOEXEC else ""
         reason = f"{error.strerror}{hint}; {_fix(job)}"
         raise Refused(f"`{job['argv'][0]}` can't be executed: {reason}") from error
+
+
+def _prepare(link: socket.socket, rules: landlock.Rules, paths: list[str]) -> None:
+    """The part of the new root that needs no job."""
+    jail.prepare()
+    shown = jail.show(paths)
+    confine.begin(rules)
+    link.send(_PREPARED + json.dumps(shown).encode())
+    # The first process takes it along into the new root from there.
+    os.chdir("/")
 
 
 def _look_around(job: Job) -> None:
@@ -183,12 +217,12 @@ def _look_around(job: Job) -> None:
 
 
 def _fix(job: Job) -> str:
-    return _PROGRAM_FIX if job["image"] else _COMMAND_FIX
+    return _PROGRAM_FIX if job["socket_dir"] else _COMMAND_FIX
 
 
 def _find(job: Job) -> str:
     name = job["argv"][0]
-    if "/" in name or (job["image"] and os.path.isfile(name) and os.access(name, os.X_OK)):
+    if "/" in name or (job["socket_dir"] and os.path.isfile(name) and os.access(name, os.X_OK)):
         # `./` keeps a bare name of the image from being anything else; absolute names stay as they are.
         path = name if "/" in name else f"./{name}"
         if not os.path.isfile(path):
@@ -200,6 +234,15 @@ def _find(job: Job) -> str:
         if directory.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK):
             return path
     raise Refused(f"`{name}` is not on the sandbox's PATH `{search}`; {_fix(job)}")
+
+
+def _rehearse(interpreter: Interpreter | None) -> None:
+    """Go through what is to come: each page that is written to by that need not be copied when there is a job."""
+    with contextlib.suppress(Exception):  # it saves time, if it can
+        rehearse()
+        confine.rehearse()
+        if interpreter is not None:
+            interpreter.rehearse()
 
 
 def rehearse() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from ringfence.sandbox.names import WORKSPACE
 from ringfence.sandbox.native import cgroups, identity, launcher
 from ringfence.sandbox.native.client import WardenClient
 from ringfence.sandbox.native.invocation import FLAGS_ON, parse
@@ -93,6 +94,11 @@ class NativeSandbox:
         """Pid of the process that makes and watches the sandboxes, for people and tests; 0: there is none now."""
         return self._warden.pid if self._warden is not None and self._warden.alive else 0
 
+    @property
+    def direct(self) -> str:
+        """Empty: its programs can work on an overlay of their own."""
+        return ""
+
     def walls(self) -> Sequence[Wall]:
         """Try every wall on this host, each in a process of its own.
 
@@ -120,10 +126,19 @@ class NativeSandbox:
             SandboxError: a required wall is missing or the program can't be found; nothing runs.
         """
         job = self._job(spec)
-        job["image"] = checked_directory(spec.image, "program image")
         job["socket_dir"] = checked_directory(spec.socket_dir, "socket directory")
-        job["cwd"] = "/program"
-        return await self._launch(job, spec.stdin, (spec.stdout_fd, spec.stderr_fd))
+        if spec.overlay is None:
+            job["image"] = checked_directory(spec.image, "program image")
+            job["cwd"] = "/program"
+        else:
+            job["lower"] = checked_directory(spec.image, "program image")
+            job["scratch"] = checked_directory(spec.overlay, "directory of the overlay")
+            job["cwd"] = WORKSPACE
+        outputs = (spec.stdout_fd, spec.stderr_fd)
+        if spec.loopback is not None:
+            job["loopback"] = spec.loopback.port
+            outputs += (spec.loopback.hand_fd,)
+        return await self._launch(job, spec.stdin, outputs)
 
     async def run_command(self, spec: CommandSpec) -> CommandResult:
         """Run one command to its end. Cancelling the await ends the command's whole tree first.
@@ -270,6 +285,7 @@ class NativeSandbox:
             "cpu": limits.cpu,
             "disk_bytes": limits.disk_bytes,
             "timeout_s": limits.timeout_s,
+            "loopback": 0,
         }
 
 
@@ -280,8 +296,9 @@ def _handed_over(job: Job) -> bytes:
 def _sealed(title: str, content: bytes) -> int:
     """An anonymous file with this content that nobody can change any more."""
     descriptor = os.memfd_create(title, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(content)
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor

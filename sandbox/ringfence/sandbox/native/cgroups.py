@@ -335,11 +335,13 @@ def _make(controller: str, parent: str, name: str) -> str:
     directory = f"{shared}/{name}"
     for _ in range(_MAKE_TRIES):
         try:
-            os.makedirs(shared, exist_ok=True)
             with contextlib.suppress(FileExistsError):
                 os.mkdir(directory)
         except FileNotFoundError:
-            continue  # another kernel stopped and removed the shared one just now
+            # The first of this host, or another kernel stopped and removed the shared one just now.
+            with contextlib.suppress(OSError):
+                os.makedirs(shared, exist_ok=True)
+            continue
         except OSError:
             break
         if os.access(f"{directory}/{_SWITCHES[controller]}", os.W_OK):

@@ -1,7 +1,7 @@
 """Gives up every right for good: user, capabilities, no_new_privs, Landlock, seccomp; then looks whether it is so."""
 
 # The launcher works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
-# ruff: noqa: PTH110, PTH123
+# ruff: noqa: PTH110, PTH112, PTH114
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import contextlib
 import os
 import resource
 import signal
-from collections.abc import Iterable
 
 from ringfence.sandbox.native import jail, landlock, linux, seccomp
 from ringfence.sandbox.native.job import INSIDE_UID, Job, Refused, wall
@@ -40,14 +39,8 @@ def _landlock() -> contextlib.AbstractContextManager[None]:
     return wall("landlock", "report this with the output of `ringfence doctor`")
 
 
-def begin(root: str) -> landlock.Rules:
-    """What is the same for all sandboxes, in the process that their other processes come from.
-
-    Args:
-        root: of the sandbox, where it stands yet.
-
-    Returns:
-        The rules that will hold for files, as far as they are known.
+def renounce() -> None:
+    """Let nothing that is executed here, or in what comes of this process, ever gain a right. What it has, it keeps.
 
     Raises:
         Refused: a wall can't be raised.
@@ -55,15 +48,40 @@ def begin(root: str) -> landlock.Rules:
     with _capabilities():
         linux.drop_bounding_set()
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+
+
+def rules(*, signals: bool) -> landlock.Rules:
+    """Rules for files that allow nothing yet.
+
+    Args:
+        signals: whether who keeps to them signals its descendants alone. See `stand_alone`.
+
+    Raises:
+        Refused: the host refuses.
+    """
     with _landlock():
-        rules = landlock.Rules()
-        rules.add([(f"{root}/", landlock.READ), (f"{root}/proc", landlock.WRITE)])
-        rules.add([(path, landlock.READ_AND_RUN) for path in _there(root, jail.SYSTEM)])
-        rules.add([(f"{root}/dev/{name}", landlock.DEVICE) for name in jail.DEVICES])
-        return rules
+        return landlock.Rules(signals=signals)
 
 
-def allow_job(rules: landlock.Rules, job: Job) -> None:
+def begin(common: landlock.Rules) -> None:
+    """Add to these what is the same for all sandboxes. Called in the new root, entered or not.
+
+    Raises:
+        Refused: a rule can't be made.
+    """
+    with _landlock():
+        common.add([(".", landlock.READ), ("./proc", landlock.WRITE)])
+        common.add([(path, landlock.READ_AND_RUN) for path in _directories()])
+        common.add([(f"./dev/{name}", landlock.DEVICE) for name in jail.DEVICES])
+
+
+def _directories() -> list[str]:
+    """Those of the system that are none by a link to another: a link has no rights of its own."""
+    found = [f".{path}" for path in jail.SYSTEM]
+    return [path for path in found if os.path.isdir(path) and not os.path.islink(path)]
+
+
+def allow_job(common: landlock.Rules, job: Job) -> None:
     """Add to these what a job names. Called in the new root.
 
     Raises:
@@ -72,19 +90,18 @@ def allow_job(rules: landlock.Rules, job: Job) -> None:
     runnable = [*job["readonly"], *job["mounts"], *(["/program"] if job["image"] else [])]
     writable = ["/tmp", *(["/workspace"] if job["lower"] else [])]  # noqa: S108 - the sandbox's own
     with _landlock():
-        rules.add([(path, landlock.READ_AND_RUN) for path in _there("", runnable)])
-        rules.add([(path, landlock.CHANGE) for path in writable])
+        common.add([(path, landlock.READ_AND_RUN) for path in runnable if os.path.exists(path)])
+        common.add([(path, landlock.CHANGE) for path in writable])
+        if job["loopback"]:
+            common.allow_port(job["loopback"])
 
 
-def _there(root: str, paths: Iterable[str]) -> list[str]:
-    return [f"{root}{path}" for path in paths if os.path.exists(f"{root}{path}")]
-
-
-def filter_calls(*, memfd: bool) -> None:
+def filter_calls(*, memfd: bool, tcp: bool = False) -> None:
     """Put the filter of system calls on this process and all its descendants. It leaves what the other walls need.
 
     Args:
         memfd: whether a control group counts memory, see `seccomp.program`. A second filter only adds to the first.
+        tcp: whether there are doors on the loopback, see there.
 
     Raises:
         Refused: a wall can't be raised.
@@ -93,15 +110,15 @@ def filter_calls(*, memfd: bool) -> None:
     # filter then keeps it so.
     with wall("seccomp", "the Linux kernel must have CONFIG_SECCOMP_FILTER"):
         _bound(resource.RLIMIT_CORE, _CORE_BYTES)
-        seccomp.install(seccomp.program(memfd=memfd))
+        seccomp.install(seccomp.program(memfd=memfd, tcp=tcp))
 
 
-def give_up_rights(job: Job, rules: landlock.Rules) -> None:
-    """Give up user, capabilities and files, in a process that comes of one that has called `begin`. There is no way back.
+def give_up_rights(job: Job, files: landlock.Rules) -> None:
+    """Give up user, capabilities and files, in a process that comes of one that has called `renounce`. There is no way back.
 
     Args:
         job: of the sandbox.
-        rules: with what `allow_job` has added.
+        files: rules, with what `allow_job` has added.
 
     Raises:
         Refused: a wall can't be raised.
@@ -113,11 +130,11 @@ def give_up_rights(job: Job, rules: landlock.Rules) -> None:
             become(uid)
         linux.drop_capabilities()
     with _landlock():
-        rules.restrict()
+        files.restrict()
 
 
 def stand_alone() -> None:
-    """Keep this process from signalling any but its descendants.
+    """Keep this process from signalling any but its descendants, where the rules for files don't do that too.
 
     Raises:
         Refused: a wall can't be raised.
@@ -168,7 +185,7 @@ def _status() -> dict[str, int]:
 def rehearse() -> None:
     """Go through what can be done without doing anything, in a process that has time until it has a job."""
     _status()
-    landlock.Rules().close()
+    landlock.Rules(signals=True).close()
 
 
 def stand_apart() -> None:
@@ -180,9 +197,10 @@ def stand_apart() -> None:
     os.setsid()
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    with open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
-        # A group short of memory must lose the program, not the reaper that reports its end.
-        file.write(str(_OOM_SCORE).encode())
+    # A group short of memory must lose the program, not the reaper that reports its end.
+    descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+    os.write(descriptor, b"%d" % _OOM_SCORE)
+    os.close(descriptor)
 
 
 def become_program(job: Job, *, pids_in_group: bool, memory_in_group: bool) -> None:

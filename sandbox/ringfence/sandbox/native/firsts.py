@@ -45,12 +45,14 @@ class Kind(NamedTuple):
         records: as in `Job`.
         user: the form of the wall `uid`.
         readonly: as in `Order`.
+        tcp: whether the program may make TCP sockets.
     """
 
     warm: bool
     records: str
     user: str
     readonly: tuple[str, ...] = ()
+    tcp: bool = False
 
 
 class FirstProcess:
@@ -61,6 +63,7 @@ class FirstProcess:
         pid: as this process sees it; 0: not known yet, see `settle`.
         groups: the control groups of its sandbox, without limits yet.
         shown: directories that it is to show as soon as it can.
+        tcp: as in `Kind`.
     """
 
     def __init__(self, link: socket.socket, lease: users.Lease | None) -> None:
@@ -68,10 +71,14 @@ class FirstProcess:
         self.pid = 0
         self.groups = Groups({})
         self.shown: tuple[str, ...] = ()
+        self.tcp = False
         self._lease = lease
 
-    def settle(self) -> None:
+    def settle(self, *, spare: bool = False) -> None:
         """Wait until it is there, and have it enter its control groups.
+
+        Args:
+            spare: it will wait for a job, and can rehearse what is to come.
 
         Raises:
             Refused: it can't be had.
@@ -86,9 +93,8 @@ class FirstProcess:
             opened = self.groups.admit(self.pid)
         try:
             with contextlib.suppress(OSError):  # it has died, which whoever gives it a job sees
-                socket.send_fds(
-                    self.link, [json.dumps([self.shown, sorted(self.groups.where)]).encode()], opened
-                )
+                told = json.dumps([self.shown, sorted(self.groups.where), spare, self.tcp])
+                socket.send_fds(self.link, [told.encode()], opened)
         finally:
             for descriptor in opened:
                 os.close(descriptor)
@@ -323,7 +329,7 @@ class Pool:
             if lease is not None:
                 lease.close()
             raise
-        found.shown = kind.readonly
+        found.shown, found.tcp = kind.readonly, kind.tcp
         # While it is being forked. By the name of this process, see `cgroups.sweep`.
         found.groups = Groups.create(label(kind.records, f"{os.getpid()}.{os.urandom(8).hex()}"))
         return found
@@ -353,7 +359,7 @@ class Pool:
             return
         spare = self._fork(kind)
         try:
-            spare.settle()
+            spare.settle(spare=True)
         except BaseException:
             spare.discard()
             raise

@@ -4,7 +4,7 @@ The new root is a small tmpfs with read-only binds; the old root is unmounted be
 """
 
 # The launcher works on strings and descriptors and has to start fast; pathlib would cost it as much as all its own code.
-# ruff: noqa: PTH102, PTH103, PTH106, PTH108, PTH112, PTH114, PTH115, PTH116, PTH120, PTH121, PTH211
+# ruff: noqa: PTH102, PTH106, PTH108, PTH112, PTH115, PTH116, PTH120, PTH121, PTH211
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ _ETC = (
 _SEALED = linux.ATTR_RDONLY | linux.ATTR_NOSUID | linux.ATTR_NODEV
 _INERT = _SEALED | linux.ATTR_NOEXEC
 _PLAIN = linux.MS_NOSUID | linux.MS_NODEV
+_LAYERS = "./.layers"
 _TMP_INODES = 65536
 _TMP_LEAST_BYTES = 16 << 20
 Shown = dict[str, tuple[int, int]]
@@ -66,45 +67,55 @@ def build(job: Job) -> None:
         Refused: a wall can't be raised.
     """
     os.chdir(job["records"])
-    job["root"] = prepare()
+    with wall("namespaces", USERNS_FIX):
+        linux.unshare(SPACES)
+    name_host()
     settle()
+    prepare()
     enter(job, {})
     leave()
 
 
-def prepare() -> str:
+SPACES = linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWNET
+"""The namespaces of a sandbox, but for those of users and pids, which it is forked into, and that of control groups, which comes after."""
+
+
+def name_host() -> None:
+    """Give this process's own host name, and the modes of what is made from here on. Called in `SPACES`.
+
+    Raises:
+        Refused: the host refuses.
+    """
+    with wall("namespaces", USERNS_FIX):
+        socket.sethostname("sandbox")
+    os.umask(0o022)
+
+
+def prepare() -> None:
     """The part that is the same for every sandbox, in the directory of the records. Nothing that belongs to one may run yet.
 
-    Returns:
-        The new root, by a path that says nothing of where the kernel keeps its files.
+    Afterwards this process stands in the new root, and finds all of it from there: by short paths that say nothing of where
+    the kernel keeps its files.
 
     Raises:
         Refused: a wall can't be raised.
     """
-    spaces = linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWNET
-    with wall("namespaces", USERNS_FIX):
-        linux.unshare(spaces)
-        socket.sethostname("sandbox")
-    os.umask(0o022)
     with wall("private root", USERNS_FIX):
-        # Opened only now: a handle from before would be one on the host's mounts.
-        records = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        root = f"/proc/self/fd/{records}/{ROOT_NAME}"
         linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
-        linux.mount("tmpfs", root, "tmpfs", _PLAIN, "size=8m,nr_inodes=4096,mode=755")
+        linux.mount("tmpfs", ROOT_NAME, "tmpfs", _PLAIN, "size=8m,nr_inodes=4096,mode=755")
+        os.chdir(ROOT_NAME)
         for name in ("proc", "dev", "etc", "tmp", "run", ".old"):
-            os.mkdir(f"{root}/{name}")
+            os.mkdir(name)
     with wall("read-only system", _KERNEL_FIX):
-        _system(root)
-        _devices(root)
-        _etc(root)
+        _system()
+        _devices()
+        _etc()
     with wall("bounded tmp", USERNS_FIX):
         # What is shown may lie below it, so it comes first; how large it may be is known later.
         options = f"size=4k,nr_inodes={_TMP_INODES},mode=1777"
-        linux.mount("tmpfs", f"{root}/tmp", "tmpfs", _PLAIN, options)  # noqa: S108 - the sandbox's own
+        linux.mount("tmpfs", "./tmp", "tmpfs", _PLAIN, options)
     with wall("own /proc", _PROC_FIX):
-        procfs.mount(root)
-    return root
+        procfs.mount()
 
 
 def settle() -> None:
@@ -117,7 +128,7 @@ def settle() -> None:
         linux.unshare(linux.CLONE_NEWCGROUP)
 
 
-def show(root: str, paths: list[str]) -> Shown:
+def show(paths: list[str]) -> Shown:
     """Show directories of the host, at the same place, ahead of the job that names them.
 
     Returns:
@@ -128,7 +139,7 @@ def show(root: str, paths: list[str]) -> Shown:
     """
     shown: Shown = {}
     for path in sorted(paths):
-        _readonly(root, path, path)
+        _readonly(path, path)
         found = os.stat(path)
         shown[path] = (found.st_dev, found.st_ino)
     return shown
@@ -143,17 +154,17 @@ def _same(path: str, known: tuple[int, int] | None) -> bool:
     return False
 
 
-def rehearse(root: str) -> None:
+def rehearse() -> None:
     """Go through what `enter` does, with nothing: for a process that has time until it has a job."""
-    place = f"{root}/run/rehearsal"
-    os.makedirs(place, exist_ok=True)
+    place = "./run/rehearsal"
+    _make(place)
     linux.mount("tmpfs", place, "tmpfs", _PLAIN, "size=4k")
     linux.bind(place, place, _SEALED)
-    _texts(root, {"rehearsal": ""})
+    _texts({"rehearsal": ""})
     for _ in range(2):
         linux.umount(place)
     os.rmdir(place)
-    os.unlink(f"{root}/etc/rehearsal")
+    os.unlink("./etc/rehearsal")
 
 
 def enter(job: Job, shown: Shown) -> None:
@@ -169,24 +180,22 @@ def enter(job: Job, shown: Shown) -> None:
     # INVARIANT: nothing is seen inside but what the job names.
     if not shown.keys() <= set(job["readonly"]):
         raise Refused("the sandbox was made for another job; report this as a bug")
-    root = job["root"]
     with wall("read-only system", _KERNEL_FIX):
-        _user(root, job)
+        _user(job)
     with wall("bounded tmp", USERNS_FIX):
         size = min(job["disk_bytes"], max(_TMP_LEAST_BYTES, job["memory_bytes"] // 2))
-        linux.mount(None, f"{root}/tmp", None, linux.MS_REMOUNT | _PLAIN, f"size={size}")  # noqa: S108 - as above
+        linux.mount(None, "./tmp", None, linux.MS_REMOUNT | _PLAIN, f"size={size}")
     for path in sorted(job["readonly"]):
         if path not in job["sources"] and _same(path, shown.get(path)):
             continue
-        _readonly(root, path, job["sources"].get(path, path))
+        _readonly(path, job["sources"].get(path, path))
     for target in sorted(job["mounts"]):
-        _mounted(root, job["mounts"][target], target)
-    if job["image"]:
-        _program(root, job)
+        _mounted(job["mounts"][target], target)
+    if job["socket_dir"]:
+        _program(job)
     if job["lower"]:
-        _workspace(root, job)
+        _workspace(job)
     with wall("pivot_root", USERNS_FIX):
-        os.chdir(root)
         linux.pivot_root(".", ".old")
         os.chdir("/")
 
@@ -203,39 +212,43 @@ def leave() -> None:
         linux.restrict_mount("/", _SEALED)
 
 
-def _system(root: str) -> None:
+def _system() -> None:
+    with os.scandir("/") as entries:
+        found = {entry.path: entry for entry in entries}
     for path in SYSTEM:
-        if os.path.islink(path):
-            os.symlink(os.readlink(path), f"{root}{path}")
-        elif os.path.isdir(path):
-            os.mkdir(f"{root}{path}")
-            linux.bind(path, f"{root}{path}", _SEALED)
+        entry = found.get(path)
+        if entry is None:
+            continue
+        if entry.is_symlink():
+            os.symlink(os.readlink(path), f".{path}")
+        elif entry.is_dir():
+            os.mkdir(f".{path}")
+            linux.bind(path, f".{path}", _SEALED)
 
 
-def _devices(root: str) -> None:
+def _devices() -> None:
     for name in DEVICES:
-        _touch(f"{root}/dev/{name}")
-        linux.mount(f"/dev/{name}", f"{root}/dev/{name}", None, linux.MS_BIND)
+        _touch(f"./dev/{name}")
+        linux.mount(f"/dev/{name}", f"./dev/{name}", None, linux.MS_BIND)
     for name, target in _DEVICE_LINKS.items():
-        os.symlink(target, f"{root}/dev/{name}")
+        os.symlink(target, f"./dev/{name}")
 
 
-def _user(root: str, job: Job) -> None:
+def _user(job: Job) -> None:
     uid = INSIDE_UID if job["uid"] is None else job["uid"]
-    _texts(root, {"passwd": f"agent:x:{uid}:{uid}::/tmp:/bin/sh\n", "group": f"agent:x:{uid}:\n"})
+    _texts({"passwd": f"agent:x:{uid}:{uid}::/tmp:/bin/sh\n", "group": f"agent:x:{uid}:\n"})
 
 
-def _texts(root: str, texts: dict[str, str]) -> None:
+def _texts(texts: dict[str, str]) -> None:
     for name, text in texts.items():
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(f"{root}/etc/{name}", flags, 0o644)
+        descriptor = os.open(f"./etc/{name}", flags, 0o644)
         os.write(descriptor, text.encode())
         os.close(descriptor)
 
 
-def _etc(root: str) -> None:
+def _etc() -> None:
     _texts(
-        root,
         {
             "hosts": "127.0.0.1 localhost sandbox\n",
             "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
@@ -246,9 +259,9 @@ def _etc(root: str) -> None:
             source = os.open(f"/etc/{name}", os.O_PATH | os.O_CLOEXEC)  # wherever its links lead
         except OSError:
             continue  # it is not there for this user
-        target = f"{root}/etc/{name}"
+        target = f"./etc/{name}"
         if "/" in name:
-            os.makedirs(os.path.dirname(target), exist_ok=True)
+            _make(os.path.dirname(target))
         if stat.S_ISDIR(os.fstat(source).st_mode):
             os.mkdir(target)
         else:
@@ -257,18 +270,30 @@ def _etc(root: str) -> None:
         os.close(source)
 
 
-def _readonly(root: str, path: str, source: str) -> None:
+def _readonly(path: str, source: str) -> None:
     if any(path == system or path.startswith(f"{system}/") for system in SYSTEM):
         return
-    target = f"{root}{path}"
+    target = f".{path}"
     if os.path.isdir(target) and os.path.samefile(target, source):
         return  # already seen through a parent
     with wall(f"read-only {path}", "the directory must exist and be readable for the kernel"):
-        os.makedirs(target, exist_ok=True)
+        _make(target)
         linux.bind(source, target, _SEALED)
 
 
-def _mounted(root: str, source: str, target: str) -> None:
+def _make(path: str) -> None:
+    """Make a directory, and what it lies in, unless they are there."""
+    try:
+        os.mkdir(path)
+    except FileNotFoundError:
+        _make(os.path.dirname(path))
+        os.mkdir(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+
+
+def _mounted(source: str, target: str) -> None:
     """Show a directory of the host through an overlay of its own: in one, a socket or a pipe is only a name.
 
     A bind, read-only or not, would let the program connect to what listens there on the host. Nor do mounts below the
@@ -276,85 +301,87 @@ def _mounted(root: str, source: str, target: str) -> None:
     """
     if any(target.startswith(f"{system}/") for system in SYSTEM):
         return
-    place = f"{root}{target}"
+    place = f".{target}"
     if os.path.isdir(place) and os.path.samefile(place, source):
         return  # already seen through a parent, as every agent sees it
     with wall(f"mount {target}", _MOUNT_FIX):
-        os.makedirs(place, exist_ok=True)
+        _make(place)
         for name in ("source", "nothing"):
-            os.makedirs(f"{root}/.layers/{name}")
-        linux.mount(source, f"{root}/.layers/source", None, linux.MS_BIND)
+            _make(f"{_LAYERS}/{name}")
+        linux.mount(source, f"{_LAYERS}/source", None, linux.MS_BIND)
         # A mount of its own, which the overlay keeps: a directory that is removed below can't be read, so nothing would be listed.
-        linux.mount("tmpfs", f"{root}/.layers/nothing", "tmpfs", _PLAIN, "size=4k,mode=555")
+        linux.mount("tmpfs", f"{_LAYERS}/nothing", "tmpfs", _PLAIN, "size=4k,mode=555")
         # Short relative names: options know no quoting, and the host's paths would show in /proc/self/mountinfo. The source
         # comes first: the top takes its owner and mode from there, so what is closed on the host is closed inside.
-        os.chdir(f"{root}/.layers")
+        os.chdir(_LAYERS)
         linux.mount(
-            "overlay", place, "overlay", _PLAIN | linux.MS_RDONLY, "lowerdir=source:nothing,index=off"
+            "overlay", f"..{target}", "overlay", _PLAIN | linux.MS_RDONLY, "lowerdir=source:nothing,index=off"
         )
+        os.chdir("..")
         linux.restrict_mount(place, _SEALED)
         for name in ("source", "nothing"):
-            linux.umount(f"{root}/.layers/{name}")
-            os.rmdir(f"{root}/.layers/{name}")
-        os.rmdir(f"{root}/.layers")
+            linux.umount(f"{_LAYERS}/{name}")
+            os.rmdir(f"{_LAYERS}/{name}")
+        os.rmdir(_LAYERS)
 
 
-def _program(root: str, job: Job) -> None:
-    with wall("program image", "the image must be a directory the kernel can read"):
-        os.mkdir(f"{root}/program")
-        linux.bind(job["image"], f"{root}/program", _SEALED)
+def _program(job: Job) -> None:
+    if job["image"]:
+        with wall("program image", "the image must be a directory the kernel can read"):
+            os.mkdir("./program")
+            linux.bind(job["image"], "./program", _SEALED)
+    # The directory, not the socket: a bound file would keep the inode of a socket that the next kernel replaces.
     with wall("socket directory", "the directory must exist"):
-        # The directory, not the socket: a bound file would keep the inode of a socket that the next kernel replaces.
-        os.mkdir(f"{root}/run/ringfence")
-        linux.bind(job["socket_dir"], f"{root}/run/ringfence", _INERT)
+        os.mkdir("./run/ringfence")
+        linux.bind(job["socket_dir"], "./run/ringfence", _INERT)
 
 
-def _workspace(root: str, job: Job) -> None:
-    layers = f"{root}/.layers"
+def _workspace(job: Job) -> None:
     with wall("overlay", _OVERLAY_FIX):
-        os.mkdir(f"{root}/workspace")
+        os.mkdir("./workspace")
         for name, source in (("lower", job["lower"]), ("scratch", job["scratch"])):
-            os.makedirs(f"{layers}/{name}")
-            linux.mount(source, f"{layers}/{name}", None, linux.MS_BIND)
+            _make(f"{_LAYERS}/{name}")
+            linux.mount(source, f"{_LAYERS}/{name}", None, linux.MS_BIND)
         # Short relative names: options know no quoting, and the host's paths would show in /proc/self/mountinfo.
-        os.chdir(layers)
+        os.chdir(_LAYERS)
         options = (
             f"lowerdir=lower,upperdir=scratch/{UPPER_NAME},workdir=scratch/{WORK_NAME},volatile,index=off"
         )
         # Without redirects a renamed directory is copied and removed, so the upper layer alone tells what happened.
         options += ",userxattr" if job["uid"] is None else ",redirect_dir=off,metacopy=off"
-        linux.mount("overlay", f"{root}/workspace", "overlay", _PLAIN, options)
+        linux.mount("overlay", "../workspace", "overlay", _PLAIN, options)
+        os.chdir("..")
         for name in ("lower", "scratch"):
-            linux.umount(f"{layers}/{name}")
-            os.rmdir(f"{layers}/{name}")
-        os.rmdir(layers)
+            linux.umount(f"{_LAYERS}/{name}")
+            os.rmdir(f"{_LAYERS}/{name}")
+        os.rmdir(_LAYERS)
     with wall("masks", "the paths to hide must not lead through links; report this"):
-        _masks(root, job["masks"])
+        _masks(job["masks"])
 
 
-def _masks(root: str, masks: list[str]) -> None:
+def _masks(masks: list[str]) -> None:
     if not masks:
         return
-    os.mkdir(f"{root}/.mask", 0o700)
-    _touch(f"{root}/.mask/file", 0)
-    os.mkdir(f"{root}/.mask/directory", 0)
+    os.mkdir("./.mask", 0o700)
+    _touch("./.mask/file", 0)
+    os.mkdir("./.mask/directory", 0)
     for name in ("file", "directory"):
-        linux.bind(f"{root}/.mask/{name}", f"{root}/.mask/{name}", _INERT)
+        linux.bind(f"./.mask/{name}", f"./.mask/{name}", _INERT)
     for path in sorted(masks):
         # One that is absent, or lies below another mask, needs no hiding.
         with contextlib.suppress(FileNotFoundError):
-            handle = _walk(root, path)
+            handle = _walk(path)
             try:
                 kind = "directory" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file"
                 # By its handle even a link itself can be covered. The copy of a mount keeps its restrictions.
-                linux.mount(f"{root}/.mask/{kind}", f"/proc/self/fd/{handle}", None, linux.MS_BIND)
+                linux.mount(f"./.mask/{kind}", f"/proc/self/fd/{handle}", None, linux.MS_BIND)
             finally:
                 os.close(handle)
 
 
-def _walk(root: str, path: str) -> int:
+def _walk(path: str) -> int:
     """A handle on what stands at a path inside; never follows a link, so what is covered is what was named."""
-    handle = os.open(root, os.O_PATH | os.O_CLOEXEC)
+    handle = os.open(".", os.O_PATH | os.O_CLOEXEC)
     names = path.strip("/").split("/")
     for position, name in enumerate(names):
         kind = os.O_DIRECTORY if position < len(names) - 1 else 0

@@ -39,6 +39,7 @@ class Order(TypedDict):
     disk_bytes: int
     timeout_s: float
     warm: bool
+    loopback: int
 
 
 class Job(TypedDict):
@@ -57,11 +58,13 @@ class Job(TypedDict):
         mounts: by path inside, directories of the host that a manifest names.
         require: walls, and their forms, that have to stand; see `forms.demand`.
         cwd: working directory inside.
-        image: program image, seen as `/program`; empty for commands.
+        image: program image, seen as `/program`; empty for commands and for programs on an overlay.
         socket_dir: seen as `/run/ringfence`; empty for commands.
-        lower: live workspace below the overlay; empty for programs.
-        scratch: a command's own directory; empty for programs.
+        lower: what lies below the overlay; empty for programs without one.
+        scratch: directory of the overlay's layers; empty where there is none.
         masks: paths inside, below `/workspace`.
+        loopback: port of the doors on the sandbox's loopback; 0: there are none, and no network at all. With a port, a fifth
+            descriptor comes with the job, see `loopback.open_doors`.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Job(TypedDict):
     cpu: float
     disk_bytes: int
     timeout_s: float
+    loopback: int
 
 
 ROOT_NAME = "root"

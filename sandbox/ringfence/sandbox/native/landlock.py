@@ -19,11 +19,11 @@ _TRUNCATE = 1 << 14
 _IOCTL_DEV = 1 << 15
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _VERSION = 1
-_RULE_PATH_BENEATH = 1
+_RULE_PATH_BENEATH, _RULE_NET_PORT = 1, 2
 _BITS_BY_ABI = {1: 13, 2: 14, 3: 15, 4: 15}
 _BITS_NOW = 16
 _NET_SINCE, _SCOPE_SINCE = 4, 6
-_BIND_AND_CONNECT = 0b11
+_BIND_AND_CONNECT, _CONNECT = 0b11, 0b10
 _ABSTRACT_SOCKETS, _SIGNALS = 0b01, 0b10
 
 WRITE = _WRITE_FILE | _TRUNCATE
@@ -74,6 +74,9 @@ def _add(ruleset: int, path: str, rights: int, handled: int) -> None:
 class Rules:
     """Rules in the making: what is common to all sandboxes can stand in them before there is a job.
 
+    Args:
+        signals: whether who keeps to them signals its descendants alone, where Landlock knows that bound.
+
     Attributes:
         abi: that is in force for them; 0: this kernel has no Landlock, and nothing here does anything.
 
@@ -81,7 +84,7 @@ class Rules:
         OSError: the kernel has Landlock, but refuses.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, signals: bool) -> None:
         self.abi = version()
         self._ruleset = -1
         self._handled = 0
@@ -92,7 +95,7 @@ class Rules:
         if self.abi >= _NET_SINCE:
             words.append(_BIND_AND_CONNECT)
         if self.abi >= _SCOPE_SINCE:
-            words.append(_ABSTRACT_SOCKETS)
+            words.append(_ABSTRACT_SOCKETS | (_SIGNALS if signals else 0))
         attributes = struct.pack(f"={len(words)}Q", *words)
         self._ruleset = linux.syscall("landlock_create_ruleset", attributes, len(attributes), 0)
 
@@ -111,6 +114,16 @@ class Rules:
             return
         for path, rights in rules:
             _add(self._ruleset, path, rights, self._handled)
+
+    def allow_port(self, port: int) -> None:
+        """Allow TCP connections to one port, where Landlock knows such rules; without one it lets none through.
+
+        Raises:
+            OSError: the rule could not be made.
+        """
+        if self._ruleset >= 0 and self.abi >= _NET_SINCE:
+            rule = struct.pack("=2Q", _CONNECT, port)
+            linux.syscall("landlock_add_rule", self._ruleset, _RULE_NET_PORT, rule, 0)
 
     def restrict(self) -> None:
         """Confine this process to them, for good. Needs no_new_privs.

@@ -35,13 +35,17 @@ try:
     _zygote.main(sys.argv[2], _before)
 except _zygote.Become as _become:
     _program = _become.program
+_code = None
 try:
     exec(_program.code, _program.namespace)
-except SystemExit:
-    raise
+except SystemExit as _error:
+    if not _program.plain(_error.code):
+        raise
+    _code = _error.code
 except BaseException as _error:
     _program.show(_error)
     raise
+_program.end(_code or 0)
 """
 _NO_HOME = "/nonexistent"
 

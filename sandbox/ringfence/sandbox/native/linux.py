@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -49,8 +50,8 @@ CAPABILITY_VERSION_3 = 0x20080522
 
 MACHINE = platform.machine() if hasattr(os, "uname") else ""
 _NUMBERS = {
-    "x86_64": {"clone": 56, "pivot_root": 155, "capset": 126, "seccomp": 317},
-    "aarch64": {"clone": 220, "pivot_root": 41, "capset": 91, "seccomp": 277},
+    "x86_64": {"clone": 56, "ioctl": 16, "pivot_root": 155, "capset": 126, "seccomp": 317},
+    "aarch64": {"clone": 220, "ioctl": 29, "pivot_root": 41, "capset": 91, "seccomp": 277},
 }
 _SAME_EVERYWHERE = {
     "close_range": 436,
@@ -104,6 +105,9 @@ def program_break() -> int:
 def fork_beside(spaces: int) -> int:
     """Fork a child whose parent is this process's own parent, into new namespaces. For a process with one thread.
 
+    INVARIANT: the child runs nothing but our own code, and forks again by `os.fork` for whatever else. What modules have asked
+    to be done after a fork is left to that one: with one thread no lock is held by another, and it costs as much as the fork.
+
     Args:
         spaces: `CLONE_NEW*`.
 
@@ -122,16 +126,8 @@ def fork_beside(spaces: int) -> int:
         flags |= CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID
     thread = ctypes.c_void_p(place.value if told else None)
     last = (thread, None) if MACHINE == "x86_64" else (None, thread)
-    ctypes.pythonapi.PyOS_BeforeFork()
     pid = _held.syscall(ctypes.c_long(_NUMBERS[MACHINE]["clone"]), ctypes.c_ulong(flags), None, None, *last)
-    if pid == 0:
-        ctypes.pythonapi.PyOS_AfterFork_Child()
-        return 0
-    code = ctypes.get_errno()
-    ctypes.pythonapi.PyOS_AfterFork_Parent()
-    if pid < 0:
-        raise OSError(code, f"clone: {os.strerror(code)}")
-    return pid
+    return _check(pid, "clone")
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int = 0, options: str = "") -> None:
@@ -200,6 +196,23 @@ def drop_capabilities() -> None:
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
     header = CAPABILITY_VERSION_3.to_bytes(4, "little") + bytes(4)
     syscall("capset", header, bytes(24))
+
+
+def exit_process(code: int) -> None:
+    """End this process as libc does: what its libraries have asked for is done, and their files are written. Never returns."""
+    _libc.exit(code)
+
+
+def rehearse() -> None:
+    """Go through calls that mount, to no effect: there is nothing at an empty path."""
+    for call in (
+        lambda: mount("tmpfs", "", "tmpfs", MS_NOSUID, "size=4k"),
+        lambda: bind("/", "", ATTR_RDONLY),
+        lambda: restrict_mount("", ATTR_RDONLY, recursive=True),
+        lambda: umount(""),
+    ):
+        with contextlib.suppress(OSError):
+            call()
 
 
 def syncfs(descriptor: int) -> None:

@@ -112,14 +112,14 @@ def _write_all(descriptor: int, data: bytes) -> None:
             view = view[os.write(descriptor, view) :]
 
 
-def command_sinks(order: Order) -> list[Sink]:
-    """For a command: make the layers of its overlay, and say where its output goes; nothing for a program.
+def lay_overlay(order: Order) -> None:
+    """Make the layers of the overlay of a command, or of a program that has one.
 
     Raises:
         Refused: the scratch directory is of no use.
     """
     if not order["lower"]:
-        return []
+        return
     scratch, uid = order["scratch"], order["uid"]
     with wall("scratch directory", "it must be empty and writable for the kernel"):
         lower = os.stat(order["lower"])
@@ -133,5 +133,15 @@ def command_sinks(order: Order) -> list[Sink]:
         os.utime(upper, ns=(lower.st_atime_ns, lower.st_mtime_ns))
         with open(f"{scratch}/{FORMAT_NAME}", "x", encoding="ascii") as file:
             file.write("user" if uid is None else "trusted")
+
+
+def command_sinks(order: Order) -> list[Sink]:
+    """Where the output of a command goes.
+
+    Raises:
+        Refused: the scratch directory is of no use.
+    """
+    scratch = order["scratch"]
+    with wall("scratch directory", "it must be empty and writable for the kernel"):
         limit = order["disk_bytes"] // _OUTPUT_SHARE
         return [Sink(f"{scratch}/{name}", limit) for name in (STDOUT_NAME, STDERR_NAME)]

@@ -148,6 +148,7 @@ def _job(place: str) -> Job:
         "cpu": 1.0,
         "disk_bytes": 16 << 20,
         "timeout_s": 10.0,
+        "loopback": 0,
     }
 
 
@@ -205,7 +206,9 @@ def _build(job: Job) -> None:
 
 def _confine(job: Job) -> None:
     _build(job)
-    rules = confine.begin("")
+    confine.renounce()
+    rules = confine.rules(signals=False)
+    confine.begin(rules)
     confine.allow_job(rules, job)
     confine.filter_calls(memfd=False)
     confine.give_up_rights(job, rules)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -46,8 +47,9 @@ def rehearse() -> None:
     linux.program_break()
 
 
+@functools.cache
 def _places() -> list[int]:
-    """Where code, data, the break and the stack begin or end, as long as this process lives."""
+    """Where code, data, the break and the stack begin or end, here and in every process that is forked from this one."""
     with open("/proc/self/stat", "rb", buffering=0) as file:
         facts = file.read().rpartition(b")")[2].split()
     wanted = (_START_CODE, _END_CODE, _START_DATA, _END_DATA, _START_BREAK, _START_STACK)

@@ -16,10 +16,24 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
-from ringfence.sandbox.native import ahead, cgroups, confine, jail, landlock, launcher, linux, users
+from ringfence.sandbox.native import (
+    ahead,
+    cgroups,
+    confine,
+    jail,
+    landlock,
+    launcher,
+    linux,
+    loopback,
+    pages,
+    seccomp,
+    users,
+)
+from ringfence.sandbox.native import job as job_module
 from ringfence.sandbox.native.job import (
     GROUPS_FIX,
     PACKET_BYTES,
+    ROOT_NAME,
     USERNS_FIX,
     Become,
     Job,
@@ -30,27 +44,27 @@ from ringfence.sandbox.native.job import (
 if TYPE_CHECKING:
     from ringfence.sandbox.native.warm import Interpreter
 
-_MOST_LENT = max(ahead.LENT, len(cgroups.CONTROLLERS))
+_MOST_LENT = max(ahead.LENT + 1, len(cgroups.CONTROLLERS))
+_SELF_SUFFICIENT = frozenset({"memory", "freezer"})
+"""With these groups, and without an overlay, the warden has nothing to measure and nobody to stop one by one."""
 STOP, CONTINUE = b"stop", b"continue"
 _SOCK_DIAG = 4
 """Netlink's protocol that tells about sockets; a number that the standard library has no name for."""
 
 
 def main(
-    records: int,
     link: socket.socket,
     interpreter: Interpreter | None,
     *,
     user: str,
     own: tuple[int, int],
 ) -> None:
-    """Prepare a sandbox, wait for its job and run it; never returns.
+    """Prepare a sandbox, wait for its job and run it; never returns. Called in the directory of the records.
 
     Args:
-        records: the directory of the records. By its descriptor, so that no path of the kernel's stands in memory.
-        link: to the warden. Three packets come: directories to show and controllers, with the control groups to enter; then the
-            controllers whose limits a control group holds, with the job and the program's standard streams; then leave to
-            run it.
+        link: to the warden. Three packets come: directories to show, controllers, whether it is a spare one and whether its
+            program may make TCP sockets, with the control groups to enter; then the controllers whose limits a control group
+            holds, with the job, the program's standard streams and who gets the listener of the doors; then leave to run it.
         interpreter: this one, where it can become a program.
         user: the form of the wall `uid`.
         own: uid and gid of the kernel's user.
@@ -61,25 +75,32 @@ def main(
     try:
         os.setsid()
         _map_user(link, user, own)
-        os.fchdir(records)
-        root = jail.prepare()
+        jail.name_host()
+        if user != users.OWN:
+            confine.renounce()  # a new user namespace gives back what the zygote has given up
         # INVARIANT: nothing of a job is read, and no other process made, before this one is in the sandbox's groups.
         with wall("control groups", GROUPS_FIX):
             told, descriptors = _packet(link)
             cgroups.enter(descriptors)
         jail.settle()
-        paths, controllers = json.loads(told)
-        shown = jail.show(root, paths)
-        rules = confine.begin(root)
-        second = ahead.fork(interpreter, rules, memfd="memory" in controllers, sub=user == users.SUB)
-        if not ahead.readable(link):
-            jail.rehearse(root)
-            ahead.rehearse()
+        paths, controllers, spare, tcp = json.loads(told)
+        memfd, alone = "memory" in controllers, "freezer" in controllers
+        # Early: each page that this process writes to before that would be copied once more afterwards. And most of the work
+        # is left to the other one, which writes to many pages anyway before it is the program.
+        rules = confine.rules(signals=alone)
+        what = ahead.Ahead(paths=paths, memfd=memfd, alone=alone, sub=user == users.SUB, spare=spare, tcp=tcp)
+        second = ahead.fork(interpreter, rules, what)
+        shown = second.prepared()
+        os.chdir(ROOT_NAME)
+        if spare and not ahead.readable(link):
+            _rehearse()
         go, descriptors = _packet(link)
-        second.give(go, descriptors)
+        second.give(go, descriptors[: ahead.LENT])
         job = ahead.read_job(descriptors[0])
-        job["root"], job["sub"] = root, user == users.SUB
+        job["sub"] = user == users.SUB
         jail.enter(job, shown)
+        if job["loopback"]:
+            loopback.open_doors(job["loopback"], descriptors[ahead.LENT])
         confine.allow_job(rules, job)
         second.entered()
         jail.leave()
@@ -95,6 +116,16 @@ def main(
     except BaseException:  # noqa: BLE001 - there is nobody to tell
         os._exit(1)
     os._exit(1)
+
+
+def _rehearse() -> None:
+    """Go through what is to come, as far as it has no effect, in a process that has time until it has a job."""
+    jail.rehearse()
+    ahead.rehearse()
+    with contextlib.suppress(Exception):  # it saves time, if it can
+        confine.rehearse()
+    # Of what this process will run itself. The program's own is left: most of it no program ever takes in hand.
+    pages.touch(jail, confine, landlock, seccomp, linux, ahead, job_module)
 
 
 def _map_user(link: socket.socket, user: str, own: tuple[int, int]) -> None:
@@ -119,7 +150,8 @@ def _packet(link: socket.socket) -> tuple[bytes, list[int]]:
 def _run(
     job: Job, link: socket.socket, second: ahead.Second, rules: landlock.Rules, groups: frozenset[str]
 ) -> None:
-    _lend_views(job, link)
+    if job["lower"] or not groups >= _SELF_SUFFICIENT:
+        _lend_views(job, link)
     confine.filter_calls(memfd="memory" in groups)
     confine.give_up_rights(job, rules)
     confine.verify()

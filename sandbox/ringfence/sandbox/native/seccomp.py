@@ -1,7 +1,7 @@
 """The system call filter, as classic BPF made by hand: no library, no compiler.
 
 It lets through what `calls.ALLOWED` lists, and of `calls.RULED` what makes no namespace, no device, no input for a terminal
-and no socket that is not AF_UNIX. Everything else is refused, what Linux brings later included. Foreign architectures are
+and no socket that is not AF_UNIX; where the sandbox has doors on its loopback, also plain TCP. Everything else is refused, what Linux brings later included. Foreign architectures are
 killed.
 """
 
@@ -10,13 +10,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import functools
+import itertools
 import resource
 import socket
 import struct
 
 from ringfence.sandbox.native import calls, linux
 
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN, _AND = 0x20, 0x15, 0x35, 0x45, 0x06, 0x54
 _KILL, _ALLOW, _ERRNO = 0x80000000, 0x7FFF0000, 0x00050000
 _NUMBER, _ARCH, _ARGUMENT = 0, 4, 16
 _ARGUMENT_BYTES = 8
@@ -27,6 +28,8 @@ _DEVICE_BIT = 0o020000
 """Set in the type of character and block devices, in no other."""
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _SECCOMP_SET_MODE_FILTER = 1
+_SOCKET_TYPE = 0xF
+"""Of the second argument of socket; the rest of it are flags."""
 
 
 class _Machine:
@@ -74,6 +77,23 @@ class _Program:
         self.emit(_RETURN, _ERRNO | error)
         self.emit(_LOAD, _NUMBER)
 
+    def refuse_sockets_but_tcp(self, number: int) -> None:
+        """This call makes sockets of AF_UNIX, and TCP over IPv4 and nothing else: no UDP, no raw one, no MPTCP."""
+        self.emit(_EQUAL, number, 0, 13)
+        self.emit(_LOAD, _ARGUMENT)
+        self.emit(_EQUAL, socket.AF_UNIX, 10, 0)
+        self.emit(_EQUAL, socket.AF_INET, 1, 0)
+        self.emit(_RETURN, _ERRNO | errno.EAFNOSUPPORT)
+        self.emit(_LOAD, _ARGUMENT + _ARGUMENT_BYTES)
+        self.emit(_AND, _SOCKET_TYPE)
+        self.emit(_EQUAL, socket.SOCK_STREAM, 1, 0)
+        self.emit(_RETURN, _ERRNO | errno.EPROTONOSUPPORT)
+        self.emit(_LOAD, _ARGUMENT + 2 * _ARGUMENT_BYTES)
+        self.emit(_EQUAL, 0, 2, 0)
+        self.emit(_EQUAL, socket.IPPROTO_TCP, 1, 0)
+        self.emit(_RETURN, _ERRNO | errno.EPROTONOSUPPORT)
+        self.emit(_LOAD, _NUMBER)
+
     def refuse_new_limit(self, number: int, which: int, error: int) -> None:
         """Prlimit64 fails with `error` when it would set the limit `which`; reading it stays possible."""
         self.emit(_EQUAL, number, 0, 8)
@@ -108,18 +128,30 @@ def supported() -> bool:
     return linux.MACHINE in _MACHINES
 
 
-@functools.cache
-def program(*, memfd: bool = True, machine: str = linux.MACHINE) -> bytes:
+def prepare() -> None:
+    """Make all filters for this machine, once for every process that is forked from here."""
+    if supported():
+        for memfd, tcp in itertools.product((False, True), repeat=2):
+            program(memfd=memfd, tcp=tcp)
+
+
+def program(*, memfd: bool = True, tcp: bool = False, machine: str = linux.MACHINE) -> bytes:
     """The filter for `machine`.
 
     Args:
         memfd: whether memfd_create may be called. It may where a cgroup counts its memory; otherwise such memory
             belongs to no process that could be measured.
+        tcp: whether TCP sockets may be made. They may where the sandbox has doors on its loopback, the only device there.
         machine: name as `uname -m` prints it.
 
     Raises:
         KeyError: no table for this machine.
     """
+    return _made(memfd, tcp, machine)
+
+
+@functools.cache  # by place: by name, what is left out and what is named would be two
+def _made(memfd: bool, tcp: bool, machine: str) -> bytes:
     here = _MACHINES[machine]
     numbers = calls.numbers(here.table)
     code = _Program()
@@ -133,7 +165,10 @@ def program(*, memfd: bool = True, machine: str = linux.MACHINE) -> bytes:
     # The flags of clone3 lie in memory that a filter can't read; with ENOSYS libc falls back to clone.
     code.refuse(numbers["clone3"], errno.ENOSYS)
     code.refuse_when(numbers["clone"], 0, [(_ANY_BIT, _NAMESPACE_FLAGS)], errno.EPERM)
-    code.refuse_unless(numbers["socket"], 0, socket.AF_UNIX, errno.EAFNOSUPPORT)
+    if tcp:
+        code.refuse_sockets_but_tcp(numbers["socket"])
+    else:
+        code.refuse_unless(numbers["socket"], 0, socket.AF_UNIX, errno.EAFNOSUPPORT)
     code.refuse_unless(numbers["socketpair"], 0, socket.AF_UNIX, errno.EAFNOSUPPORT)
     code.refuse_when(numbers["ioctl"], 1, [(_EQUAL, _TIOCSTI), (_EQUAL, _TIOCLINUX)], errno.EPERM)
     code.refuse_when(numbers["mknodat"], 2, [(_ANY_BIT, _DEVICE_BIT)], errno.EPERM)

@@ -21,10 +21,12 @@ from ringfence.sandbox.native.cgroups import Groups
 from ringfence.sandbox.native.firsts import FirstProcess, Kind, Lost
 from ringfence.sandbox.native.job import PACKET_BYTES, UPPER_NAME, Order, Refused, wall
 from ringfence.sandbox.native.meters import DiskMeter, MemoryMeter, Meter
-from ringfence.sandbox.native.output import Sink, command_sinks
+from ringfence.sandbox.native.output import Sink, command_sinks, lay_overlay
 
 KILL, PAUSE, RESUME = "kill", "pause", "resume"
 _MAX_VIEWS = 8
+_OF_COMMAND = 2
+"""Descriptors that come with a command: a program brings those for its output too."""
 _STOP_INTERVAL_S = 0.1
 _STOPPED_TRIES = 5000
 _WAITING_TRIES = 200
@@ -56,6 +58,7 @@ class Supervisor:
     ) -> None:
         self._order = order
         self._lent = descriptors
+        self._on_overlay = bool(order["lower"]) and len(descriptors) > _OF_COMMAND
         self._sub = sub
         self._take = take
         self._tell = emit
@@ -125,9 +128,12 @@ class Supervisor:
         ):
             # Commands change files of the kernel's user, and stay that user.
             user = users.form(order["uid"], sub=self._sub and not order["lower"])
-            self._first = self._take(Kind(order["warm"], order["records"], user, tuple(order["readonly"])))
+            readonly, tcp = tuple(order["readonly"]), bool(order["loopback"])
+            self._first = self._take(Kind(order["warm"], order["records"], user, readonly, tcp))
         self._groups = self._first.groups
-        self._sinks = command_sinks(order)
+        lay_overlay(order)
+        if order["lower"] and not self._on_overlay:
+            self._sinks = command_sinks(order)
         self._groups.limit(order["memory_bytes"], order["pids"] + 1, order["cpu"])
         # INVARIANT: held against what this sandbox has, not against what a probe found: a group may fail to be made now.
         forms.demand(order["require"], self._forms(), user_namespaces=order["uid"] is None)
@@ -252,7 +258,8 @@ class Supervisor:
         self._tell({"name": self._order["name"], "event": event, **facts})
 
     def _forms(self) -> dict[str, str]:
-        uid = users.form(self._order["uid"], sub=self._sub)
+        # A program on an overlay is the kernel's user, as a command is; of that nobody asks.
+        uid = users.form(self._order["uid"], sub=self._sub and not self._on_overlay)
         return forms.held(self._groups.where, landlock=landlock.version(), uid=uid)
 
     def _set_meters(self, views: list[int], places: int) -> None:
@@ -262,7 +269,7 @@ class Supervisor:
             sockets = views[places] if len(views) > places else None
             meter = MemoryMeter(self._order["memory_bytes"], views[0], views[1], sockets)
             self._meters.append(("memory", meter))
-        if self._sinks:
+        if self._order["lower"]:
             upper = f"{self._order['scratch']}/{UPPER_NAME}"
             limit = self._order["disk_bytes"]
             self._meters.append(("disk", DiskMeter(limit, upper, views[0], views[2], self._output_bytes)))

@@ -22,8 +22,8 @@ from ringfence.sandbox.native.firsts import Pool
 from ringfence.sandbox.native.job import PACKET_BYTES, Order
 from ringfence.sandbox.native.supervisor import KILL, Supervisor
 
-_LENT = 4
-"""Most descriptors that come with a packet: a job and the program's standard streams."""
+_LENT = 5
+"""Most descriptors that come with a packet: a job, the program's standard streams, and who gets the listener of its doors."""
 _STACK_BYTES = 256 << 10
 
 

@@ -23,18 +23,19 @@ import time
 import types
 from typing import Any, TextIO, cast
 
-from ringfence.sandbox.native import invocation, procname
+from ringfence.sandbox.native import ending, invocation, procname
 from ringfence.sandbox.native.invocation import Invocation
 from ringfence.sandbox.native.job import Job
 
 _PRELOADED = (
+    # What many programs import at once, and what costs each of them a millisecond.
+    "hashlib",
+    "pathlib",
     "ringfence.agent.runtime",
     "ringfence.agent.aio",
     "ringfence.v1.syscalls_pb2",
 )
 _REHEARSAL = "ringfence.agent.rehearsal"
-REHEARSALS = 20
-"""Enough for the interpreter to specialise what is run; a part of a second when a zygote starts."""
 _OWN = "ringfence.sandbox"
 _MODULE_FRAMES = 2
 """Frames of a traceback that are ours: the entry's, and for `-m` the one that calls runpy."""
@@ -50,6 +51,24 @@ class Program:
         self.code = code
         self.namespace = namespace
         self._frames = frames
+        self._kept: list[object] = []
+        self._last, self._most = "", 0
+        self.plain = ending.plain
+
+    def begin(self, *things: object) -> None:
+        """Let these live as long as the program: to take them apart means to copy each page that something of them is in."""
+        self._kept += things
+        self._last, self._most = next(reversed(sys.modules)), len(sys.modules)
+
+    def end(self, code: int) -> None:
+        """End the process, after the program has come to its end.
+
+        Raises:
+            SystemExit: the interpreter has to do that.
+        """
+        self.namespace = {}
+        ending.end(code, self._last, self._most)
+        raise SystemExit(code)
 
     def show(self, error: BaseException) -> None:
         """Show an error as a fresh interpreter would; it may then be raised and will not be shown again."""
@@ -141,8 +160,9 @@ class Interpreter:
         sys.argv = [{"code": "-c", "module": "-m"}.get(asked.kind, asked.target), *asked.arguments]
         sys.orig_argv = list(job["argv"])
         sys.executable = path if os.path.isabs(path) else os.path.abspath(path)
-        self._forget_ourselves()
+        ours = self._forget_ourselves()
         sys.modules["__main__"] = main
+        program.begin(self, ours)
         _signals()
         _streams()
         procname.rename(os.path.basename(path), job["argv"], job["env"])
@@ -167,12 +187,13 @@ class Interpreter:
         except OSError:
             return True
 
-    def _forget_ourselves(self) -> None:
-        for name in self._own:
-            sys.modules.pop(name, None)
+    def _forget_ourselves(self) -> list[object]:
+        """Take our modules from what a program can import; returns them."""
+        ours: list[object] = [sys.modules.pop(name, None) for name in self._own]
         package = sys.modules.get("ringfence")
         if package is not None:
-            package.__dict__.pop("sandbox", None)
+            ours.append(package.__dict__.pop("sandbox", None))
+        return ours
 
     def _environ(self, env: dict[str, str]) -> None:
         os.environ.clear()

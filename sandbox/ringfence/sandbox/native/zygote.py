@@ -26,7 +26,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, cast
 
-from ringfence.sandbox.native import launcher, linux, reaper, seccomp
+from ringfence.sandbox.native import ahead, confine, jail, launcher, linux, reaper, seccomp
 from ringfence.sandbox.native.job import PACKET_BYTES, Become, First, Refused
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 READY = b"ready"
 HERE = b"here"
 """The first word of a first process. The warden is told by Linux whose word it is."""
+_REHEARSALS = 20
+"""Enough for the interpreter to specialise what is run, which each child would have to write for itself."""
 _NO_ROOM = frozenset({errno.EAGAIN, errno.ENOMEM})
 _FORK_FIX = "raise the limit of processes or memory around the kernel, or end other agents"
 
@@ -56,20 +58,20 @@ def main(descriptor: str, before: frozenset[str] | None = None) -> None:
         sys.path.remove(launcher.SOURCE)
         warm = importlib.import_module("ringfence.sandbox.native.warm")
         interpreter = cast("Interpreter", warm.Interpreter(before))
-        for _ in range(warm.REHEARSALS):
-            interpreter.rehearse()
+    # Children of this process are the warden's to wait for, or of no interest.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if os.geteuid() == 0:
+        confine.renounce()  # once for all that stay in this user namespace
+    seccomp.prepare()
+    gc.collect()
+    _rehearse(interpreter)  # after that, which empties what the interpreter keeps for reuse
+    if interpreter is not None:
         # INVARIANT: one thread. Whatever lock another one held would stay locked in every child.
         if (threads := len(os.listdir("/proc/self/task"))) != 1:
             warden.send(f"its modules started {threads - 1} threads".encode())
             os._exit(1)
         warden.send(READY)
-    # Children of this process are the warden's to wait for, or of no interest.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if seccomp.supported():
-        for memfd in (False, True):
-            seccomp.program(memfd=memfd)  # once for all
-    gc.collect()
     # Pages of objects that are never looked at by the collector stay shared with the children.
     gc.freeze()
     try:
@@ -77,6 +79,18 @@ def main(descriptor: str, before: frozenset[str] | None = None) -> None:
     except Become:
         warden.detach()  # it was closed long ago
         raise
+
+
+def _rehearse(interpreter: Interpreter | None) -> None:
+    """Run what each child will, as far as it has no effect: what is written to memory by that, no child has to write."""
+    for _ in range(_REHEARSALS):
+        for part in (ahead.rehearse, confine.rehearse, linux.rehearse):
+            with contextlib.suppress(
+                OSError
+            ):  # what the host refuses, it refuses with a reason when it is for real
+                part()
+        if interpreter is not None:
+            interpreter.rehearse()
 
 
 def _serve(warden: socket.socket, interpreter: Interpreter | None) -> None:
@@ -93,12 +107,16 @@ def _serve(warden: socket.socket, interpreter: Interpreter | None) -> None:
                 raise
             link.close()
             os.close(descriptors[1])
+            os.chdir("/")
 
 
 def _fork(first: First, link: socket.socket, records: int, interpreter: Interpreter | None) -> None:
     """Fork the first process of a sandbox, as a child of the warden's."""
     user = first["user"]
     own = os.getuid(), os.getgid()
+    # By its descriptor, so that no path of the kernel's stands in memory; and before the fork, since a handle from before
+    # would be one on the host's mounts, where the directory of a process comes along into mounts of its own.
+    os.fchdir(records)
     try:
         pid = _divide(user)
     except Refused as refusal:
@@ -108,10 +126,10 @@ def _fork(first: First, link: socket.socket, records: int, interpreter: Interpre
     if pid:
         return
     try:
-        linux.close_from(3, frozenset({link.fileno(), records}))
+        linux.close_from(3, frozenset({link.fileno()}))
         link.send(HERE)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        reaper.main(records, link, interpreter, user=user, own=own)
+        reaper.main(link, interpreter, user=user, own=own)
     except Become:
         raise
     except BaseException:  # noqa: BLE001 - the warden sees the link end
@@ -128,7 +146,7 @@ def _divide(user: str) -> int:
     launcher.require_tables()
     try:
         with launcher.outer_wall(user):
-            return linux.fork_beside(launcher.spaces(user))
+            return linux.fork_beside(launcher.spaces(user) | jail.SPACES)
     except Refused as refusal:
         cause = refusal.__cause__
         if isinstance(cause, OSError) and cause.errno in _NO_ROOM:

@@ -69,6 +69,11 @@ class RemoteSandbox:
         """`remote`."""
         return "remote"
 
+    @property
+    def direct(self) -> str:
+        """Why a program can't work on an overlay of its own."""
+        return "a program's files are on another host; use `backend: native`"
+
     def walls(self) -> Sequence[Wall]:
         """Let the host try every wall. Blocks; not to be called where an event loop runs.
 
@@ -103,7 +108,13 @@ class RemoteSandbox:
             SandboxError: a wall is missing there, the program can't be found, or a certificate is at fault; nothing runs.
             SandboxLostError: the host can't be reached.
         """
+        if spec.overlay is not None:
+            raise SandboxError(f"the sandbox `{self.name}` has no overlay for a program: {self.direct}")
         _check(spec)
+        if spec.loopback is not None:
+            raise SandboxError(
+                "a sandbox host can't lend doors yet; leave `sandbox.doors` out, or take another backend"
+            )
         checked_directory(spec.image, "program image")
         checked_directory(spec.socket_dir, "socket directory")
         return await self._insist(spec.agent, lambda calls, sender: self._start(calls, sender, spec))

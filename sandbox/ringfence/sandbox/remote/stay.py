@@ -7,14 +7,14 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from ringfence.sandbox.overlay_apply import discard
-from ringfence.sandbox.remote import content, pumps, trees, upper, wire
+from ringfence.sandbox.remote import content, orders, pumps, trees, upper, wire
 from ringfence.sandbox.remote.channels import Bytes, Channel, ChannelLostError, Channels
 from ringfence.sandbox.remote.lodging import Lodging
 from ringfence.sandbox.remote.mirror import Draft, Mirror
@@ -22,9 +22,7 @@ from ringfence.sandbox.remote.relays import Relay
 from ringfence.sandbox.remote.session import Session, SessionLostError
 from ringfence.sandbox.types import (
     CommandSpec,
-    Exit,
     ExitReason,
-    Limits,
     Program,
     ProgramSpec,
     SandboxError,
@@ -34,7 +32,6 @@ from ringfence.sandbox.types import (
 log = logging.getLogger(__name__)
 
 ORDERS_MAX = 2048
-STDIN_BYTES_MAX = 64 << 20
 Values = Mapping[str, str | int | list[str] | dict[str, str]]
 
 
@@ -52,6 +49,7 @@ class _Guest:
     seen: list[Mirror]
     pumps: list[asyncio.Task[None]]
     watcher: asyncio.Task[None] | None = None
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -282,20 +280,20 @@ class Stay:
                     image=seen[0].path,
                     socket_dir=relay.directory,
                     readonly=[Path(os.fsdecode(path)) for path in body.provided],
-                    binds=_at(body.binds, seen[1:]),
-                    mounts=_at(body.mounts, seen[1 + len(body.binds) :]),
+                    binds=orders.at(body.binds, seen[1:]),
+                    mounts=orders.at(body.mounts, seen[1 + len(body.binds) :]),
                     require=body.require,
                     uid=seen[0].uid,
-                    limits=_limits(body.limits),
-                    stdin=await _stdin(stdin, body.stdin_bytes),
+                    limits=orders.limits(body.limits),
+                    stdin=await orders.stdin(stdin, body.stdin_bytes),
                     stdout_fd=pipes[0],
                     stderr_fd=pipes[1],
                 )
             )
         except BaseException:
-            await relay.close()
             for tree in seen:
                 tree.users -= 1
+            await _to_its_end(relay.close())
             raise
         finally:
             for fd in pipes:
@@ -307,10 +305,13 @@ class Stay:
 
     async def _watch(self, call: int, guest: _Guest) -> None:
         ended = await guest.program.wait()
-        await guest.relay.close()
-        for tree in guest.seen:
-            tree.users -= 1
-        self._guests.pop(call, None)
+        try:
+            await guest.relay.close()
+        finally:
+            for tree in guest.seen:
+                tree.users -= 1
+            self._guests.pop(call, None)
+            guest.gone.set()
         with contextlib.suppress(SessionLostError):
             message = wire.Ended(program=call, reason=ended.reason.value, code=ended.code)
             await self.session.send(message)
@@ -334,22 +335,21 @@ class Stay:
                     cwd=os.fsdecode(body.cwd),
                     masks=seen[0].masks("/workspace"),
                     readonly=[Path(os.fsdecode(path)) for path in body.provided],
-                    binds=_at(body.binds, seen[1:]),
-                    mounts=_at(body.mounts, seen[1 + len(body.binds) :]),
+                    binds=orders.at(body.binds, seen[1:]),
+                    mounts=orders.at(body.mounts, seen[1 + len(body.binds) :]),
                     require=body.require,
                     uid=seen[0].uid,
-                    limits=_limits(body.limits),
-                    stdin=await _stdin(stdin, body.stdin_bytes),
+                    limits=orders.limits(body.limits),
+                    stdin=await orders.stdin(stdin, body.stdin_bytes),
                 )
             )
             await upper.send(left, scratch, self.lodging.store, layer=done.exit.reason is not ExitReason.DISK)
             await left.end()
         finally:
-            await left.reset()
             for tree in seen:
                 tree.users -= 1
-            await asyncio.shield(asyncio.to_thread(discard, scratch))
-        return {"exit": _exit(done.exit), **_sizes(done.stdout_bytes, done.stderr_bytes)}
+            await _to_its_end(_drop(left, scratch))
+        return {"exit": orders.exit_words(done.exit), **orders.sizes(done.stdout_bytes, done.stderr_bytes)}
 
     async def _act(self, body: wire.Act) -> Values:
         guest = self._guests.get(body.program)
@@ -357,6 +357,7 @@ class Stay:
             match body.what:
                 case "kill":
                     await guest.program.kill()
+                    await guest.gone.wait()  # its socket is what is left of it
                 case "pause":
                     await guest.program.pause()
                 case "resume":
@@ -370,31 +371,25 @@ class Stay:
         return {}
 
 
-def _at(places: Iterable[bytes], found: Sequence[Mirror]) -> dict[Path, Path]:
-    """Where trees are seen; `found` may hold more behind them."""
-    return {Path(os.fsdecode(at)): tree.path for at, tree in zip(places, found, strict=False)}
+async def _drop(left: Channel, scratch: Path) -> None:
+    try:
+        await left.reset()
+    finally:
+        await asyncio.to_thread(discard, scratch)
 
 
-async def _stdin(channel: Channel, size: int) -> bytes:
-    if size > STDIN_BYTES_MAX:
-        raise SandboxError(f"a standard input of {size} bytes is too large for a sandbox host; send less")
-    return await pumps.read_bytes(channel, size)
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await clean-up to its end; what cancels meanwhile is heard after it.
 
-
-def _limits(limits: wire.Limited) -> Limits:
-    return Limits(
-        memory_bytes=limits.memory_bytes,
-        pids=limits.pids,
-        cpu=limits.cpu,
-        disk_bytes=limits.disk_bytes,
-        timeout_s=limits.timeout_s,
-    )
-
-
-def _exit(ended: Exit) -> list[str]:
-    return [ended.reason.value, str(ended.code)]
-
-
-def _sizes(stdout: int | None, stderr: int | None) -> dict[str, int]:
-    sizes = {"stdout_bytes": stdout, "stderr_bytes": stderr}
-    return {name: size for name, size in sizes.items() if size is not None}
+    INVARIANT: an order is answered only when nothing of it is left, however often and whenever it is given up.
+    """
+    task = asyncio.create_task(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+    task.result()

@@ -16,13 +16,14 @@ from ringfence.syscalls.sql_common import (
     refuse_system_tables,
 )
 from ringfence.syscalls.sql_growth import refuse_growth
-from ringfence.syscalls.sql_target.behind import refuse_acting_types, views_behind
+from ringfence.syscalls.sql_target.behind import asked_of_types, refuse_acting_types, views_behind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ringfence.syscalls.base import Call
-    from ringfence.syscalls.sql_target.session import Session
+    from ringfence.syscalls.sql_target.session import Asked, Session
+    from ringfence.syscalls.sql_target.wire import Rows
 
 PLAN_TIMEOUT_S: Final = 5
 """Longest planning of a statement, which computes what depends on constants alone."""
@@ -31,8 +32,8 @@ PLAN_TIMEOUT_S: Final = 5
 _HARMLESS: Final = frozenset(
     {"random", "clock_timestamp", "timeofday", "gen_random_uuid", "uuidv4", "uuidv7"}
 )
-# In a write also what advances a sequence, as any insert does.
-_HARMLESS_IN_WRITES: Final = _HARMLESS | {"nextval"}
+# In a write also what advances a sequence, as any insert does, and what tells which way a merge went.
+_HARMLESS_IN_WRITES: Final = _HARMLESS | {"nextval", "merge_action"}
 # Functions that run a statement they are given, or tell about settings, whatever the catalog calls them.
 _REFUSED_PREFIXES: Final = (
     "pg_",
@@ -87,35 +88,54 @@ join pg_catalog.pg_class p on p.oid = up.oid join pg_catalog.pg_namespace pn on 
 """
 
 
-async def check_functions(session: Session, statement: Statement) -> None:
+async def check_functions(
+    session: Session, statement: Statement, first: Sequence[Asked] = ()
+) -> Sequence[Rows]:
     """Refuse calls of functions and operators that do more than compute from what they are given, in views too.
+
+    Args:
+        session: the transaction.
+        statement: what is going to run.
+        first: what is asked before, in the same round trip.
+
+    Returns:
+        The answers to `first`.
 
     Raises:
         InvalidRequest: one of them is user-defined, volatile, or runs statements of its own.
     """
-    views = await views_behind(session, statement)
-    await _check_calls(session, statement)
-    for view in views:
-        await _check_calls(session, view)
-    await refuse_acting_types(session, (statement, *views))
+    wanted = [*_asked(statement), asked_of_types(statement)]
+    answers = await session.ask(*first, *wanted)
+    _judge_calls(statement, answers[len(first) :])
+    refuse_acting_types(answers[-1])
+    for view in await views_behind(session, statement):
+        found = await session.ask(*_asked(view), asked_of_types(view))
+        _judge_calls(view, found)
+        refuse_acting_types(found[-1])
+    return answers[: len(first)]
 
 
-async def _check_calls(session: Session, statement: Statement) -> None:
-    harmless = _HARMLESS if statement.kind is Kind.READ else _HARMLESS_IN_WRITES
+def _asked(statement: Statement) -> list[Asked]:
+    """What the catalog is asked of a statement; only what it has."""
+    functions = {name for _, name in statement.functions}
+    named = ((_FUNCTIONS, functions), (_ATTRIBUTES, statement.attributes), (_OPERATORS, statement.operators))
+    return [(query, [sorted(names)]) for query, names in named if names]
+
+
+def _judge_calls(statement: Statement, answers: Sequence[Rows]) -> None:
+    """Judge what the catalog answered to `_asked`."""
+    harmless = harmless_in(statement)
+    rest = iter(answers)
     if statement.functions:
-        names = sorted({name for _, name in statement.functions})
         known: dict[str, list[tuple[str, str]]] = {}
-        for schema, name, volatility in (await session.query(_FUNCTIONS, [names])).rows:
+        for schema, name, volatility in next(rest).rows:
             known.setdefault(str(name), []).append((str(schema), str(volatility)))
         for wanted, name in sorted(statement.functions):
             for schema, volatility in known.get(name, ()):
                 if schema == wanted or (not wanted and schema in ("pg_catalog", "public")):
                     _check_function(schema, name, volatility, harmless)
-    for query, names, what in (
-        (_ATTRIBUTES, statement.attributes, "function"),
-        (_OPERATORS, statement.operators, "operator"),
-    ):
-        found = (await session.query(query, [sorted(names)])).rows if names else []
+    for names, what in ((statement.attributes, "function"), (statement.operators, "operator")):
+        found = next(rest).rows if names else []
         if found:
             raise InvalidRequest(
                 f"the {what} `{found[0][0]}.{found[0][1]}` is user-defined; these are refused in this release, leave it out"
@@ -129,10 +149,23 @@ def _check_function(schema: str, name: str, volatility: str, harmless: frozenset
         )
     if name in harmless or name in _KNOWN_GOOD:
         return
-    if volatility == "v" or name in _REFUSED or name.startswith(_REFUSED_PREFIXES):
+    if volatility == "v" or acts(name):
         raise InvalidRequest(
             f"the function `{name}` is refused: it does more than compute from its arguments; leave it out"
         )
+
+
+EXPLAIN: Final = "explain (verbose, costs off, format json) "
+
+
+def acts(name: str) -> bool:
+    """Whether a function of the catalog does more than compute, whatever the catalog says of it."""
+    return name not in _HARMLESS | _KNOWN_GOOD and (name in _REFUSED or name.startswith(_REFUSED_PREFIXES))
+
+
+def harmless_in(statement: Statement) -> frozenset[str]:
+    """Functions that a statement may call though they are volatile."""
+    return _HARMLESS if statement.kind is Kind.READ else _HARMLESS_IN_WRITES
 
 
 async def judge_plan(
@@ -162,9 +195,15 @@ async def judge_plan(
         Deadline: it can't be planned in time.
     """
     refuse_growth(statement.lexed, parameters)
-    async with session.at_most(PLAN_TIMEOUT_S):
-        answer = await session.value(f"explain (verbose, costs off, format json) {text}", parameters)
-    touched, written = relations_of_plan(msgspec.json.decode(answer or "[]"))
+    answer = await session.at_most(PLAN_TIMEOUT_S, EXPLAIN + text, parameters)
+    await judge_planned(call, database, session, statement, answer)
+
+
+async def judge_planned(
+    call: Call, database: str, session: Session, statement: Statement, answer: Rows
+) -> None:
+    """As `judge_plan`, where the target has been asked."""
+    touched, written = relations_of_plan(msgspec.json.decode(answer.rows[0][0] or "[]"))
     target = statement.target
     if written != ([] if target is None else [target]):
         raise InvalidRequest("the statement writes to another table than it names; write to the table itself")

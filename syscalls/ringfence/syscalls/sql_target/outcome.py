@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from psycopg import errors
 from ringfence.syscalls.errors import CallFailed, Deadline
 from ringfence.syscalls.sql_target.records import Identity
-from ringfence.syscalls.sql_target.session import IDLE_TIMEOUT_S, Session, transaction
+from ringfence.syscalls.sql_target.session import IDLE_TIMEOUT_S, Asked, Session, transaction
+from ringfence.syscalls.sql_target.wire import Rows
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ringfence.syscalls.declared import SqlResource
 
 SETTLE_S: Final = IDLE_TIMEOUT_S + 10
@@ -26,11 +30,15 @@ from pg_catalog.pg_database d where d.datname = current_database()
 """
 _STATUS: Final = "select pg_catalog.pg_xact_status($1::xid8)"
 
-_DURABLE: Final = """
-select pg_catalog.pg_logical_emit_message(true, 'ringfence', '')::text, pg_catalog.pg_logical_emit_message(false, 'ringfence', '', true)::text
+_XID: Final = "select pg_catalog.pg_current_xact_id()::text"
+_DURABLE_XID: Final = """
+select xid, pg_catalog.pg_logical_emit_message(true, 'ringfence', xid), pg_catalog.pg_logical_emit_message(false, 'ringfence', xid, true)
+from (select pg_catalog.pg_current_xact_id()::text offset 0) own (xid)
 """
-"""A message with the transaction's id, and one that is flushed, with all before it."""
-_CAN_FLUSH: Final = "select (pg_catalog.current_setting('server_version_num')::int >= 170000)::text"
+"""Beside it a message with the transaction's id, and one that is flushed, with all before it."""
+_CAN_FLUSH: Final = 170000
+"""First version of the server that takes such a message."""
+_CHECK_NOW: Final = "set constraints all immediate"
 
 
 class Status(StrEnum):
@@ -43,21 +51,68 @@ class Status(StrEnum):
 
 
 async def identify(session: Session) -> Identity:
-    """Which database this is."""
-    system, oid, name = map(str, (await session.query(_IDENTITY)).rows[0])
-    return Identity(system=system, database_oid=oid, database=name)
+    """Which database this is; it stays the same one as long as a connection to it stands."""
+    if _KNOWN not in session.known:
+        return _identity(session, (await session.ask((_IDENTITY, ())))[0])
+    return session.known[_KNOWN]
 
 
-async def transaction_id(session: Session) -> str:
-    """The id of the session's transaction, which no other one gets, even if the target crashes now.
+def _identity(session: Session, answer: Rows) -> Identity:
+    system, oid, name = map(str, answer.rows[0])
+    session.known[_KNOWN] = Identity(system=system, database_oid=oid, database=name)
+    return session.known[_KNOWN]
 
-    INVARIANT: an id is journaled only once the target's log has it on disk. A server that crashed before would give it to another
-    transaction, whose commit would then be taken for that of ours. Servers before version 17 can't be told to write it.
+
+_KNOWN: Final = "identity"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """The id of a transaction of ours, and which database it is in.
+
+    Attributes:
+        durable: whether no other transaction gets that id, even if the target crashes now; see `make_durable`.
     """
-    xid = str(await session.value("select pg_catalog.pg_current_xact_id()"))
-    if await session.value(_CAN_FLUSH) == "true":
-        await session.query(_DURABLE)
-    return xid
+
+    xid: str
+    identity: Identity
+    durable: bool
+
+
+def asking_own(session: Session) -> tuple[Asked, ...]:
+    """Ask for the id of the session's transaction, and which database it is in where that isn't known; `own_of` understands the answers."""
+    return ((_XID, ()),) if _KNOWN in session.known else ((_XID, ()), (_IDENTITY, ()))
+
+
+async def own_of(session: Session, answers: Sequence[Rows]) -> Own:
+    """Understand the answers to `asking_own`."""
+    xid, *told = answers
+    # The question may have been put over another connection than it was made for.
+    identity = _identity(session, told[0]) if told else await identify(session)
+    return Own(xid=str(xid.rows[0][0]), identity=identity, durable=session.server < _CAN_FLUSH)
+
+
+async def make_durable(session: Session) -> None:
+    """Have the target's log with the id of the session's transaction on disk.
+
+    INVARIANT: an id is journaled only then. A server that crashed before would give it to another transaction, whose commit would
+    then be taken for that of ours. Servers before version 17 can't be told to write it.
+    """
+    if session.server >= _CAN_FLUSH:
+        await session.ask((_DURABLE_XID, ()))
+
+
+async def check_now(session: Session) -> None:
+    """Have checked now what the target would check only at the commit, while it can still be answered as an error."""
+    await session.ask((_CHECK_NOW, ()))
+
+
+async def transaction_id(session: Session) -> Own:
+    """As `asking_own`, and durable; what would be checked only at the commit is checked first."""
+    _, *answers = await session.ask((_CHECK_NOW, ()), *asking_own(session))
+    own = await own_of(session, answers)
+    await make_durable(session)
+    return Own(xid=own.xid, identity=own.identity, durable=True)
 
 
 async def status_of(session: Session, xid: str) -> Status:

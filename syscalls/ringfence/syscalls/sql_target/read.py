@@ -9,8 +9,10 @@ import psycopg
 from ringfence.syscalls.errors import CallFailed
 from ringfence.syscalls.redaction import redactor_for
 from ringfence.syscalls.sql_target.catalog import check_functions, judge_plan
-from ringfence.syscalls.sql_target.session import LimitReached, transaction, within
+from ringfence.syscalls.sql_target.glance import glance
+from ringfence.syscalls.sql_target.session import transaction, within
 from ringfence.syscalls.sql_target.values import row_to_json, to_parameter
+from ringfence.syscalls.sql_target.wire import LimitReached
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,12 +83,13 @@ async def _read(
         within(resource, call.deadline_s),
         transaction(resource, mode="read only", timeout_s=call.deadline_s) as session,
     ):
-        await check_functions(session, statement)
-        await judge_plan(call, resource.name, session, statement, values, query)
+        if await glance(call, resource.name, session, statement, values, query) is None:
+            await check_functions(session, statement)
+            await judge_plan(call, resource.name, session, statement, values, query)
         await call.failpoint("before_effect")
         await call.check_live()
         try:
-            found = await session.query(query, values, bytes_max=most)
+            found = await session.query(query, values, bytes_max=most, last=True)
         except psycopg.errors.InvalidTextRepresentation as error:
             if _TOO_LARGE in str(error):
                 raise _too_large(resource) from None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from ringfence.syscalls.errors import NoSuchResource, SnapshotFailed
 from ringfence.syscalls.sql_common import Kind, Table
-from ringfence.syscalls.sql_target.session import RawRow, Session, quoted
+from ringfence.syscalls.sql_target.session import Session, quoted
+from ringfence.syscalls.sql_target.wire import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,56 +27,122 @@ _KINDS: Final = {
 }
 _ACTIONS: Final = {"c": "cascade", "n": "set null", "d": "set default"}
 
+# What a default, a check, a generated column or a column's type calls may read or write elsewhere, whatever it is declared as; functions of the
+# catalog itself have no such dependency. What costs most is looked for only where there can be some: a foreign key that is enforced has
+# triggers at either end. Row policies call functions in all good faith (who is it that asks?), so only volatile ones count there. Before PostgreSQL 15 a generated column has them itself. The key is the primary one, or else a unique one over columns that are never NULL.
 _TABLE: Final = """
-select c.oid, c.relkind,
-  exists (select from pg_catalog.pg_inherits i where i.inhrelid = c.oid or i.inhparent = c.oid),
-  (select min(t.tgname) from pg_catalog.pg_trigger t
-   where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled <> 'D'),
-  (select min(r.rulename) from pg_catalog.pg_rewrite r where r.ev_class = c.oid and r.rulename <> '_RETURN')
-from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+select pg_catalog.jsonb_build_object(
+  'kind', c.relkind,
+  'inherits', exists (select from pg_inherits i where i.inhrelid = c.oid or i.inhparent = c.oid),
+  'trigger', (select pg_catalog.min(t.tgname) from pg_trigger t where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled <> 'D'),
+  'rule', (select pg_catalog.min(r.rulename) from pg_rewrite r where r.ev_class = c.oid and r.rulename <> '_RETURN'),
+  'policies', pg_catalog.row_security_active(c.oid),
+  'unchecked', case when not exists (select from pg_constraint k where k.contypid >= 16384) then (
+    select pg_catalog.min(k.conname) from pg_constraint k where not k.convalidated and k.conrelid = c.oid) else (
+    select pg_catalog.min(k.conname) from pg_constraint k where not k.convalidated and (k.conrelid = c.oid or k.contypid in (
+      with recursive made (oid) as (
+        select a.atttypid from pg_attribute a where a.attrelid = c.oid and a.attnum > 0
+        union
+        select part.oid from made join pg_type t on t.oid = made.oid, lateral (values (t.typbasetype), (t.typelem)) part (oid)
+        where part.oid <> 0
+      ) select oid from made))) end,
+  'inserts', (
+    select pg_catalog.bool_and(pg_catalog.has_column_privilege(c.oid, a.attnum, 'insert')) from pg_attribute a
+    where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''),
+  'defers', exists (select from pg_constraint k where k.condeferrable and k.conrelid = c.oid)
+    or c.relhastriggers and exists (select from pg_constraint k where k.condeferrable and k.confrelid = c.oid),
+  'updates', pg_catalog.has_any_column_privilege(c.oid, 'update'),
+  'deletes', pg_catalog.has_table_privilege(c.oid, 'delete'),
+  'columns', (
+    select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attidentity) order by a.attnum)
+    from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''),
+  'key', (
+    select pg_catalog.jsonb_agg(a.attname order by k.place)
+    from (
+      select i.* from pg_index i
+      where i.indrelid = c.oid and i.indisunique and i.indisvalid and i.indpred is null
+        and (i.indisprimary or i.indimmediate and not exists (
+          select from unnest(i.indkey) with ordinality u (attnum, place)
+          left join pg_attribute n on n.attrelid = c.oid and n.attnum = u.attnum and n.attnum > 0
+          where u.place <= i.indnkeyatts and n.attnotnull is not true))
+      order by i.indisprimary desc, i.indexrelid limit 1
+    ) i
+    cross join lateral unnest(i.indkey) with ordinality k (attnum, place)
+    join pg_attribute a on a.attrelid = c.oid and a.attnum = k.attnum
+    where k.place <= i.indnkeyatts),
+  'references', case when c.relhastriggers then (
+    select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(n.nspname, child.relname, f.conname, f.confdeltype, f.confupdtype, (
+        select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(mine.attname, theirs.attname) order by k.place)
+        from unnest(f.conkey, f.confkey) with ordinality k (child, parent, place)
+        join pg_attribute mine on mine.attrelid = f.conrelid and mine.attnum = k.child
+        join pg_attribute theirs on theirs.attrelid = f.confrelid and theirs.attnum = k.parent)) order by f.oid)
+    from pg_constraint f
+    join pg_class child on child.oid = f.conrelid join pg_namespace n on n.oid = child.relnamespace
+    where f.contype = 'f' and f.confrelid = c.oid) end,
+  'calls', case when c.relhastriggers or c.relchecks > 0 or exists (select from pg_attrdef a where a.adrelid = c.oid) then (
+    select pg_catalog.min(p.proname)
+    from pg_depend d
+    left join pg_operator o on d.refclassid = 'pg_operator'::pg_catalog.regclass and o.oid = d.refobjid
+    join pg_proc p on p.oid = case when d.refclassid = 'pg_proc'::pg_catalog.regclass then d.refobjid else o.oprcode::oid end
+    join pg_language l on l.oid = p.prolang
+    where (p.provolatile = 'v' or p.pronamespace <> 'pg_catalog'::pg_catalog.regnamespace) and l.lanname not in ('internal', 'c')
+      and (
+        d.classid = 'pg_attrdef'::pg_catalog.regclass
+        and d.objid in (select a.oid from pg_attrdef a where a.adrelid = c.oid)
+        or d.classid = 'pg_constraint'::pg_catalog.regclass
+        and d.objid in (select k.oid from pg_constraint k where k.conrelid = c.oid)
+        or d.classid = 'pg_class'::pg_catalog.regclass and d.objid = c.oid and d.objsubid > 0
+      )) end,
+  'types', case when exists (
+      select from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 16384) then (
+    with recursive made (oid) as (
+      select a.atttypid from pg_attribute a
+      where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 16384
+      union select part.oid from made join pg_type t on t.oid = made.oid cross join lateral (
+        select t.typbasetype union all select t.typelem
+        union all select f.atttypid from pg_attribute f where f.attrelid = t.typrelid and f.attnum > 0
+        union all select r.rngsubtype from pg_range r where r.rngtypid = t.oid) part (oid) where part.oid >= 16384
+    ), called (oid) as (
+      select case when d.refclassid = 'pg_proc'::pg_catalog.regclass then d.refobjid else o.oprcode::oid end
+      from made join pg_constraint k on k.contypid = made.oid
+      join pg_depend d on d.classid = 'pg_constraint'::pg_catalog.regclass and d.objid = k.oid
+      left join pg_operator o on d.refclassid = 'pg_operator'::pg_catalog.regclass and o.oid = d.refobjid
+      union all select k.castfunc from made join pg_cast k on k.casttarget = made.oid and k.castcontext <> 'e'
+    )
+    select pg_catalog.min(p.proname) from called join pg_proc p on p.oid = called.oid join pg_language l on l.oid = p.prolang
+    where l.lanname not in ('internal', 'c')) end,
+  'polices', case when pg_catalog.row_security_active(c.oid) then (
+    select pg_catalog.min(p.proname)
+    from pg_policy y join pg_depend d on d.classid = 'pg_policy'::pg_catalog.regclass and d.objid = y.oid
+    left join pg_operator o on d.refclassid = 'pg_operator'::pg_catalog.regclass and o.oid = d.refobjid
+    join pg_proc p on p.oid = case when d.refclassid = 'pg_proc'::pg_catalog.regclass then d.refobjid else o.oprcode::oid end
+    join pg_language l on l.oid = p.prolang
+    where y.polrelid = c.oid and p.provolatile = 'v' and l.lanname not in ('internal', 'c')) end
+)::text
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where n.nspname = $1 and c.relname = $2
 """
-_COLUMNS: Final = """
-select a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attidentity
-from pg_catalog.pg_attribute a
-where a.attrelid = $1::oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''
-order by a.attnum
-"""
-# What a default, a check or a generated column calls may read or write elsewhere, whatever it is declared as; functions of the
-# catalog itself have no such dependency.
-_CALLS: Final = """
-select min(p.proname)
-from pg_catalog.pg_depend d
-left join pg_catalog.pg_operator o on d.refclassid = 'pg_catalog.pg_operator'::regclass and o.oid = d.refobjid
-join pg_catalog.pg_proc p
-  on p.oid = case when d.refclassid = 'pg_catalog.pg_proc'::regclass then d.refobjid else o.oprcode::oid end
-join pg_catalog.pg_language l on l.oid = p.prolang
-where (p.provolatile = 'v' or p.pronamespace <> 'pg_catalog'::regnamespace) and l.lanname not in ('internal', 'c')
-  and (
-    d.classid = 'pg_catalog.pg_attrdef'::regclass
-    and d.objid in (select a.oid from pg_catalog.pg_attrdef a where a.adrelid = $1::oid)
-    or d.classid = 'pg_catalog.pg_constraint'::regclass
-    and d.objid in (select c.oid from pg_catalog.pg_constraint c where c.conrelid = $1::oid)
-  )
-"""
-_KEY: Final = """
-select a.attname
-from pg_catalog.pg_index i
-cross join lateral unnest(i.indkey) with ordinality k (attnum, place)
-join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
-where i.indrelid = $1::oid and i.indisprimary and i.indisvalid and k.place <= i.indnkeyatts
-order by k.place
-"""
-_REFERENCES: Final = """
-select n.nspname, c.relname, f.conname, f.confdeltype, f.confupdtype, child.attname, parent.attname
-from pg_catalog.pg_constraint f
-join pg_catalog.pg_class c on c.oid = f.conrelid join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-cross join lateral unnest(f.conkey, f.confkey) with ordinality k (child, parent, place)
-join pg_catalog.pg_attribute child on child.attrelid = f.conrelid and child.attnum = k.child
-join pg_catalog.pg_attribute parent on parent.attrelid = f.confrelid and parent.attnum = k.parent
-where f.contype = 'f' and f.confrelid = $1::oid
-order by f.oid, k.place
-"""
+
+
+class _Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the target's catalog says of a table."""
+
+    kind: str
+    inherits: bool
+    trigger: str | None
+    rule: str | None
+    policies: bool
+    unchecked: str | None
+    inserts: bool | None
+    defers: bool
+    updates: bool
+    deletes: bool
+    columns: list[tuple[str, str, str]] | None
+    key: list[str] | None
+    references: list[tuple[str, str, str, str, str, list[tuple[str, str]]]] | None
+    calls: str | None
+    types: str | None
+    polices: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +172,12 @@ class TableInfo:
         columns: names, generated ones left out.
         types: as `format_type` prints them.
         fixed: columns that no update may set: identities that are always generated.
-        key: names of the primary key's columns.
+        key: names of the primary key's columns, or of a unique key's whose columns are never NULL.
+        inserts: whether the target's role may insert whole rows.
+        updates: whether it may update some column, and so lock rows.
+        deletes: whether it may delete rows.
+        defers: whether some constraint may be checked as late as the commit.
+        doubtful: why rows that stand in it might not be taken again; empty where they will be.
     """
 
     table: Table
@@ -112,6 +186,11 @@ class TableInfo:
     fixed: frozenset[str]
     key: tuple[str, ...]
     references: tuple[Reference, ...]
+    inserts: bool = True
+    updates: bool = True
+    deletes: bool = True
+    defers: bool = True
+    doubtful: str = ""
 
     @property
     def sql(self) -> str:
@@ -122,90 +201,144 @@ class TableInfo:
         """The columns for a statement, qualified by an alias where one is given."""
         return ", ".join(quoted(of, name) if of else quoted(name) for name in self.columns)
 
-    def key_of(self, row: Sequence[str | None]) -> tuple[str, ...]:
-        """The values of the primary key in a row of `columns`; they are never NULL."""
-        return tuple(str(row[self.columns.index(name)]) for name in self.key)
+    @property
+    def key_places(self) -> tuple[int, ...]:
+        """Where the key's columns stand in a row of `columns`."""
+        return tuple(self.columns.index(name) for name in self.key)
+
+    def places(self, names: Sequence[str]) -> tuple[int, ...]:
+        """Where some of its columns stand in a row; those that are generated are passed over."""
+        return tuple(self.columns.index(name) for name in names if name in self.columns)
 
 
-async def lock_table(session: Session, table: Table, mode: str) -> None:
+def locking(table: Table, mode: str) -> tuple[str, tuple[()]]:
     """Lock a table, before anything is looked at: what the catalog says of it stays true from then on."""
-    await session.execute(f"lock table {quoted(table.schema, table.name)} in {mode} mode")
+    return f"lock table {quoted(table.schema, table.name)} in {mode} mode", ()
 
 
-async def inspect(session: Session, table: Table, kind: Kind | None) -> TableInfo:
-    """Look at a table that is locked.
+def looking(table: Table) -> tuple[str, tuple[str, str]]:
+    """Ask what a table is like; `table_of` understands the answer."""
+    return _TABLE, (table.schema, table.name)
+
+
+async def inspect(session: Session, table: Table, lock: str) -> TableInfo:
+    """Lock a table and look at it, for a restore.
+
+    Raises:
+        NoSuchResource: there is no such table.
+        SnapshotFailed: its rows can't be put back in this release; the text says why.
+    """
+    asked = [locking(table, lock)] if lock else []
+    return understand(table, (await session.ask(*asked, looking(table)))[-1], None)
+
+
+def understand(table: Table, answer: Rows, kind: Kind | None) -> TableInfo:
+    """What a table is like.
 
     Args:
-        session: the transaction.
-        table: what to look at.
+        table: which.
+        answer: to `looking`.
         kind: what a statement is going to do to it; None: a restore, which looks after references itself.
 
     Raises:
         NoSuchResource: there is no such table.
         SnapshotFailed: no verified copy can be made of it in this release; the text says why.
     """
-    found = (await session.query(_TABLE, [table.schema, table.name])).rows
-    if not found:
+    if not answer.rows:
         raise NoSuchResource(f"there is no table `{table}`")
-    oid = _check_kind(table, found[0])
-    columns = (await session.query(_COLUMNS, [oid])).rows
-    key = tuple(str(row[0]) for row in (await session.query(_KEY, [oid])).rows)
-    if not key:
-        raise _refused(table, "it has no primary key")
+    return _understood(table, answer.rows[0][0] or "", kind)
+
+
+@functools.lru_cache(maxsize=256)
+def _understood(table: Table, text: str, kind: Kind | None) -> TableInfo:
+    facts = msgspec.json.decode(text, type=_Facts)
+    _check_kind(table, facts)
+    if not facts.key:
+        raise _refused(table, "it has no primary key, and no unique one whose columns are never null")
+    columns = facts.columns or []
     info = TableInfo(
         table=table,
-        columns=tuple(str(row[0]) for row in columns),
-        types=tuple(str(row[1]) for row in columns),
-        fixed=frozenset(str(row[0]) for row in columns if row[2] == "a"),
-        key=key,
-        references=await _references(session, oid),
+        columns=tuple(name for name, _, _ in columns),
+        types=tuple(kind for _, kind, _ in columns),
+        fixed=frozenset(name for name, _, identity in columns if identity == "a"),
+        key=tuple(facts.key),
+        references=_references(facts),
+        inserts=bool(facts.inserts),
+        updates=facts.updates,
+        deletes=facts.deletes,
+        defers=facts.defers,
+        doubtful="the target's role sees and writes only what its row policies let it"
+        if facts.policies
+        else f"rows that stand in it may break `{facts.unchecked}`, which was never validated"
+        if facts.unchecked
+        else "",
     )
-    if not set(key) <= set(info.columns):
+    if not set(info.key) <= set(info.columns):
         raise _refused(table, "its primary key is a generated column")
-    if kind in (Kind.INSERT, Kind.UPDATE):
-        function = await session.value(_CALLS, [oid])
-        if function is not None:
-            raise _refused(
-                table,
-                f"the function `{function}` of a default, a check or a generated column may read or change other rows",
-            )
-    if kind in (Kind.DELETE, Kind.TRUNCATE):
+    if kind is not None:
+        _check_statement(info, facts, kind)
+    return info
+
+
+def _check_statement(info: TableInfo, facts: _Facts, kind: Kind) -> None:
+    table = info.table
+    if kind in _ADDS and facts.calls is not None:
+        raise _refused(
+            table,
+            f"the function `{facts.calls}` of a default, a check or a generated column may read or change other rows",
+        )
+    if kind in _ADDS and facts.types is not None:
+        raise _refused(
+            table, f"the function `{facts.types}` of a column's type may read or change other rows"
+        )
+    if kind in _ADDS - {Kind.UPDATE} and not info.deletes:
+        raise _refused(
+            table, "the target's role may not delete from it, and so couldn't take inserted rows out again"
+        )
+    if kind in _REMOVES and not info.inserts:
+        raise _refused(
+            table,
+            "the target's role may not insert whole rows into it, and so couldn't put removed ones back",
+        )
+    if kind is Kind.TRUNCATE and facts.policies:
+        raise _refused(table, "a truncate removes rows that its row policies hide from the target's role")
+    if kind in _REMOVES:
         for reference in info.references:
             if reference.on_delete:
                 raise _refused(
                     table,
                     f"`{reference.name}` of `{reference.child}` would {reference.on_delete} rows that refer to it",
                 )
-    return info
 
 
-def _check_kind(table: Table, facts: RawRow) -> str:
-    oid, relkind, inherits, trigger, rule = facts
-    if relkind != "r":
-        raise _refused(table, f"it is {_KINDS.get(str(relkind), 'no ordinary table')}")
-    if inherits == "t":
+_ADDS: Final = frozenset({Kind.INSERT, Kind.UPDATE, Kind.MERGE})
+_REMOVES: Final = frozenset({Kind.DELETE, Kind.TRUNCATE, Kind.MERGE})
+
+
+def _check_kind(table: Table, facts: _Facts) -> None:
+    if facts.kind != "r":
+        raise _refused(table, f"it is {_KINDS.get(facts.kind, 'no ordinary table')}")
+    if facts.inherits:
         raise _refused(table, "it is a partition, or inherits or is inherited from")
-    if trigger is not None:
-        raise _refused(table, f"its trigger `{trigger}` may change other rows")
-    if rule is not None:
-        raise _refused(table, f"its rule `{rule}` may change other rows")
-    return str(oid)
+    if facts.trigger is not None:
+        raise _refused(table, f"its trigger `{facts.trigger}` may change other rows")
+    if facts.rule is not None:
+        raise _refused(table, f"its rule `{facts.rule}` may change other rows")
+    if facts.polices is not None:
+        why = f"the volatile function `{facts.polices}` of its row policies may change other rows; an operator can declare it `stable`"
+        raise _refused(table, why)
 
 
-async def _references(session: Session, oid: str) -> tuple[Reference, ...]:
-    grouped: dict[tuple[str, ...], list[tuple[str, str]]] = {}
-    for row in (await session.query(_REFERENCES, [oid])).rows:
-        schema, child, name, on_delete, on_update, column, referred = map(str, row)
-        grouped.setdefault((schema, child, name, on_delete, on_update), []).append((column, referred))
+def _references(facts: _Facts) -> tuple[Reference, ...]:
     return tuple(
         Reference(
             child=Table(schema, child),
             name=name,
             on_delete=_ACTIONS.get(on_delete, ""),
             on_update=_ACTIONS.get(on_update, ""),
-            columns=tuple(columns),
+            columns=tuple(pairs),
         )
-        for (schema, child, name, on_delete, on_update), columns in grouped.items()
+        for schema, child, name, on_delete, on_update, pairs in facts.references or ()
     )
 
 

@@ -1,14 +1,14 @@
 """Running one changing statement in a target, behind a verified copy of the rows it changes.
 
-One transaction: lock the table, look at it, judge the plan, copy the rows, run the statement, check that it
-changed exactly the copied rows, keep the record in our store, look at policy once more, commit. Whatever
-stands in the way rolls back, and nothing happened. The transaction's id is in the record before the commit,
-so the target can always be asked.
+One transaction: lock the table, look at it, judge the plan, run the statement and capture its rows as they were and as they
+are, keep the record in our store, look at policy once more, commit. Whatever stands in the way rolls back, and nothing
+happened. The transaction's id is in the record before the commit, so the target can always be asked.
 """
 
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,26 +20,34 @@ from ringfence.syscalls.declared import SqlResource
 from ringfence.syscalls.errors import CallFailed, Conflict, InvalidRequest, OutcomeUnknown, SnapshotFailed
 from ringfence.syscalls.redaction import redactor_for
 from ringfence.syscalls.refusals import outcome_unknown
-from ringfence.syscalls.sql_common import Kind, Statement
+from ringfence.syscalls.sql_common import Kind, Statement, Table
+from ringfence.syscalls.sql_target.capture import Capture, Captured, capture_of, run
 from ringfence.syscalls.sql_target.catalog import check_functions, judge_plan
-from ringfence.syscalls.sql_target.outcome import SETTLE_S, Status, identify, settle, transaction_id
-from ringfence.syscalls.sql_target.records import KIND, Change, Record, Touched, record_from
-from ringfence.syscalls.sql_target.session import (
-    LimitReached,
-    RawRow,
-    Rows,
-    Session,
-    quoted,
-    transaction,
-    within,
+from ringfence.syscalls.sql_target.ddl import change_schema
+from ringfence.syscalls.sql_target.glance import glance
+from ringfence.syscalls.sql_target.outcome import (
+    SETTLE_S,
+    Own,
+    Status,
+    asking_own,
+    check_now,
+    identify,
+    make_durable,
+    own_of,
+    settle,
+    transaction_id,
 )
-from ringfence.syscalls.sql_target.tables import TableInfo, inspect, lock_table
+from ringfence.syscalls.sql_target.records import KIND, Change, Record, TableChange, Touched, record_from
+from ringfence.syscalls.sql_target.restore import prove
+from ringfence.syscalls.sql_target.session import Session, transaction, within
+from ringfence.syscalls.sql_target.tables import TableInfo, locking, looking, understand
 from ringfence.syscalls.sql_target.values import row_to_json, to_parameter
+from ringfence.syscalls.sql_target.wire import Bounds, LimitReached, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
-    from ringfence.syscalls.sql_lexer import Lexed
+    from ringfence.sandbox.snapshots import PointManifest
 
 COPY_ROWS_MAX: Final = 50_000
 COPY_BYTES_MAX: Final = 64 << 20
@@ -83,24 +91,28 @@ async def write(
         Deadline: it took too long; nothing was changed.
         OutcomeUnknown: the connection broke at the commit and the target can't say how it ended.
     """
-    if statement.kind is Kind.DDL:
-        raise SnapshotFailed(
-            "no verified copy can be made before a statement that changes the schema, in this release; "
-            "an operator can run it"
+    if statement.ddl is not None and parameters:
+        raise InvalidRequest(
+            "a statement that changes the schema takes no parameters; write the values into it"
         )
     values = [to_parameter(value) for value in parameters]
-    # INVARIANT: under REPEATABLE READ the statement sees the very rows that were copied. TRUNCATE sees beyond
-    # any snapshot, so its copy is taken under an exclusive lock, with a snapshot from after the lock.
+    # INVARIANT: under REPEATABLE READ the statement sees the very rows that were read first. TRUNCATE sees beyond
+    # any snapshot, and so does DDL: their copies are taken under an exclusive lock, with a snapshot from after the lock.
     mode = (
         "isolation level read committed"
-        if statement.kind is Kind.TRUNCATE
+        if statement.kind in (Kind.TRUNCATE, Kind.DDL)
         else "isolation level repeatable read"
     )
+    target = statement.target
+    if target is None:
+        raise InvalidRequest("the statement names no table to write to; name one")
+    lock = locking(target, "access exclusive" if statement.kind is Kind.TRUNCATE else "row exclusive")
+    first = None if statement.kind is Kind.DDL else lock
     for attempt in range(1, ATTEMPTS + 1):
         try:
             async with (
                 within(resource, call.deadline_s) as limit,
-                transaction(resource, mode=mode, timeout_s=call.deadline_s) as session,
+                transaction(resource, mode=mode, timeout_s=call.deadline_s, lock=first) as session,
             ):
                 job = _Job(
                     call=call,
@@ -110,7 +122,7 @@ async def write(
                     session=session,
                     limit=limit,
                 )
-                return await _attempt(job)
+                return await (_attempt(job) if statement.ddl is None else _attempt_schema(job))
         except Conflict as conflict:
             if attempt == ATTEMPTS or conflict.metadata.get("retry") != "yes":
                 raise
@@ -137,7 +149,8 @@ async def recover(call: Call, resource: SqlResource) -> Written | Rerun:
         return Rerun.RERUN
     if status is not Status.COMMITTED:
         raise _unknown(call, resource)
-    call.add_point(_covers(resource, record), KIND, manifest.size_bytes)
+    if covers := _covers(resource, record):
+        call.add_point(covers, KIND, manifest.size_bytes)
     return Written(row_count=record.row_count, columns=record.columns, rows=record.rows)
 
 
@@ -146,89 +159,97 @@ async def _attempt(job: _Job) -> Written:
     target = statement.target
     if target is None or statement.write is None:
         raise InvalidRequest("the statement names no table to write to; name one")
-    truncates = statement.kind is Kind.TRUNCATE
-    await lock_table(session, target, "access exclusive" if truncates else "row exclusive")
-    info = await inspect(session, target, statement.kind)
-    await session.execute(
-        "select set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') = 'off'"
-    )
-    text, own = _statement_text(statement, info)
-    if not truncates:
-        await check_functions(session, statement)
-        await judge_plan(job.call, job.resource.name, session, statement, job.parameters, text)
+    looked = await _looked(job, target)
+    info, own, capture = looked.info, looked.own, looked.capture
+    bounds = Bounds(rows=COPY_ROWS_MAX, size=COPY_BYTES_MAX)
     try:
-        before = await _copy(job, info)
-        await _judge_made(job, info, before)
-        answer = await _run(job, text)
+        done = await run(session, statement, capture, info, job.parameters, bounds)
     except LimitReached:
         raise SnapshotFailed(
             f"the statement changes more than {COPY_ROWS_MAX} rows or {COPY_BYTES_MAX} bytes, which is too much "
             "for one rollback point; nothing was changed, do it in parts"
         ) from None
-    changed = [row[len(row) - own :] for row in answer.rows]
-    after = _check_changed(statement.kind, info, before, changed)
-    # What the target would check only at the commit is checked now, while it can still be answered as an
-    # error.
-    await session.execute("set constraints all immediate")
-    returning = len(answer.columns) - own
+    change = _change(info, done)
+    await _judge_made(job, change)
+    if info.doubtful:
+        await prove(session, info, change, job.resource)
     hide = redactor_for(job.call.env, ())
+    answer = done.answer
     written = Written(
-        row_count=len(before) if truncates else len(answer.rows),
-        columns=hide.value(list(answer.columns[:returning])),
-        rows=hide.value([row_to_json(row[:returning], answer.oids[:returning]) for row in answer.rows])
-        if returning
-        else [],
+        row_count=done.row_count,
+        columns=hide.value(list(answer.columns)),
+        rows=hide.value([row_to_json(row, answer.oids) for row in answer.rows]) if answer.columns else [],
     )
     # Rows that a budget of bytes does not cover are refused while nothing is changed yet.
     if job.call.answer_max is not None:
         await job.call.afford(_AROUND + len(msgspec.json.encode((written.columns, written.rows))))
-    await _keep_and_commit(job, info, written, before, after)
+    if info.defers:
+        await check_now(session)
+    await _keep_and_commit(job, written, own, changes=[change])
     return written
 
 
-async def _run(job: _Job, text: str) -> Rows:
-    if job.statement.kind is Kind.TRUNCATE:
-        await job.session.execute(text)
-        return Rows((), (), [])
-    return await job.session.query(text, job.parameters, rows_max=COPY_ROWS_MAX, bytes_max=COPY_BYTES_MAX)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Looked:
+    """What the look at a statement and its table found: nothing that stands in its way."""
+
+    info: TableInfo
+    own: Own
+    capture: Capture
 
 
-def _statement_text(statement: Statement, info: TableInfo) -> tuple[str, int]:
-    """The statement with the table's own columns appended to what it returns, and how many these are."""
-    shape = statement.write
-    if shape is None or statement.kind is Kind.TRUNCATE:
-        return f"truncate table {info.sql}", 0
-    text = statement.lexed.text
-    own = info.list_columns(shape.alias or shape.table)
-    asked = f"{text[slice(*shape.returning)]}\n," if shape.returning else ""
-    return "\n".join((text[: shape.body_end], "returning", asked, own)), len(info.columns)
+async def _looked(job: _Job, target: Table) -> _Looked:
+    """Judge a statement, at one glance where its table is known."""
+    session, statement = job.session, job.statement
+    known = session.pool.known.get(target)
+    text = ""
+    answers: Sequence[Rows] | None = None
+    if known is not None and statement.kind is not Kind.TRUNCATE:
+        asked = (looking(target), *asking_own(session))
+        try:
+            text = capture_of(statement, understand(target, known, statement.kind), session.server).text
+            answers = await glance(
+                job.call, job.resource.name, session, statement, job.parameters, text, asked
+            )
+        except (psycopg.ProgrammingError, SnapshotFailed):
+            # It may be another table by now; if not, it is said again.
+            await session.again()
+    closer = answers is None
+    if answers is None:
+        asked = (looking(target), *asking_own(session))
+        answers = await check_functions(session, statement, asked)
+    found, *owns = answers
+    info, own = understand(target, found, statement.kind), await own_of(session, owns)
+    capture = capture_of(statement, info, session.server)
+    # INVARIANT: what was planned and judged is the very text that is run, put together from what the table is now.
+    if statement.kind is not Kind.TRUNCATE and (closer or capture.text != text):
+        await judge_plan(job.call, job.resource.name, session, statement, job.parameters, capture.text)
+    if known is None or known.rows != found.rows:
+        session.pool.learn(target, found)
+    return _Looked(info=info, own=own, capture=capture)
 
 
-async def _copy(job: _Job, info: TableInfo) -> list[RawRow]:
-    """The rows that the statement is going to change or remove, locked."""
-    shape, lexed = job.statement.write, job.statement.lexed
-    if shape is None or job.statement.kind is Kind.INSERT:
-        return []
-    ranges = [shape.prefix] + ([shape.condition] if shape.condition else [])
-    texts, parameters = _parts(lexed, ranges, job.parameters)
-    name = shape.alias or shape.table
-    words = [texts[0], "select", info.list_columns(name), "from", info.sql]
-    if shape.alias:
-        words += ["as", quoted(shape.alias)]
-    if shape.condition:
-        # On lines of its own: the condition can't reach beyond its parentheses, which the lexer found
-        # balanced.
-        words += ["where (", texts[1], ")"]
-    if job.statement.kind is not Kind.TRUNCATE:
-        words += ["for update of", quoted(name)]
-    found = await job.session.query(
-        "\n".join(words), parameters, rows_max=COPY_ROWS_MAX, bytes_max=COPY_BYTES_MAX
-    )
-    return found.rows
+async def _attempt_schema(job: _Job) -> Written:
+    written = Written(row_count=0, columns=[], rows=[])
+    try:
+        done = await change_schema(job.session, job.statement, job.resource, COPY_ROWS_MAX, COPY_BYTES_MAX)
+    except LimitReached:
+        raise SnapshotFailed(
+            f"the table has more than {COPY_ROWS_MAX} rows or {COPY_BYTES_MAX} bytes, which is too much "
+            "for one rollback point; nothing was changed, an operator can run it"
+        ) from None
+    if done.idle:
+        await job.call.check_live()
+        return written
+    for touched in done.touched:
+        await _judge_made(job, touched)
+    own = await transaction_id(job.session)
+    await _keep_and_commit(job, written, own, tables=[] if done.change is None else [done.change])
+    return written
 
 
-async def _judge_made(job: _Job, info: TableInfo, before: Sequence[RawRow]) -> None:
-    """Hold conditions on what the thread made itself against the very rows that are locked now.
+async def _judge_made(job: _Job, change: Change) -> None:
+    """Hold conditions on what the thread made itself against the very rows that are changed.
 
     Raises:
         Denied: one of them refuses it.
@@ -236,102 +257,45 @@ async def _judge_made(job: _Job, info: TableInfo, before: Sequence[RawRow]) -> N
     """
     if job.call.asks_what_it_made:
         identity = await identify(job.session)
-        change = _change(info, before, ())
         await job.call.judge_made(Touched(resource=job.resource.name, identity=identity, change=change))
 
 
-def _change(info: TableInfo, before: Sequence[RawRow], after: Sequence[RawRow]) -> Change:
+def _change(info: TableInfo, done: Captured) -> Change:
     return Change(
         schema=info.table.schema,
         table=info.table.name,
         columns=list(info.columns),
         types=list(info.types),
         key=list(info.key),
-        before=[list(row) for row in before],
-        after=[list(row) for row in after],
+        before=done.before,
+        after=done.after,
     )
-
-
-def _parts(
-    lexed: Lexed, ranges: Sequence[tuple[int, int]], parameters: Sequence[Any]
-) -> tuple[list[str], list[Any]]:
-    """Parts of a statement with their parameters numbered anew, and those parameters."""
-    texts: list[str] = []
-    used: list[Any] = []
-    for start, end in ranges:
-        pieces: list[str] = []
-        at = start
-        for token in lexed.tokens:
-            if token.kind == "param" and start <= token.start < end:
-                used.append(parameters[int(token.value[1:]) - 1])
-                pieces += [lexed.text[at : token.start], f"${len(used)}"]
-                at = token.end
-        texts.append("".join(pieces) + lexed.text[at:end])
-    return texts, used
-
-
-def _check_changed(
-    kind: Kind, info: TableInfo, before: Sequence[RawRow], changed: Sequence[RawRow]
-) -> list[RawRow]:
-    """Hold what the statement did against what was copied; returns the rows that are there afterwards.
-
-    Raises:
-        SnapshotFailed: they are not the same rows, so the copy would not undo it.
-    """
-    if kind is Kind.INSERT:
-        return list(changed)
-    if kind is Kind.TRUNCATE:
-        return []
-    copied = {info.key_of(row): row for row in before}
-    touched = {info.key_of(row): row for row in changed}
-    if len(touched) != len(changed) or copied.keys() != touched.keys():
-        raise SnapshotFailed(
-            f"the {kind} changed other rows of `{info.table}` than were copied, or their primary keys; "
-            "nothing was changed, name the rows by conditions that stay the same"
-        )
-    if kind is Kind.DELETE:
-        if copied != touched:
-            raise SnapshotFailed(
-                f"rows of `{info.table}` changed while they were copied; nothing was changed"
-            )
-        return []
-    for reference in info.references:
-        if not reference.on_update:
-            continue
-        places = [
-            info.columns.index(referred) for _, referred in reference.columns if referred in info.columns
-        ]
-        if any(copied[key][place] != row[place] for key, row in touched.items() for place in places):
-            raise SnapshotFailed(
-                f"`{reference.name}` of `{reference.child}` would {reference.on_update} rows that refer to "
-                f"`{info.table}`; no verified copy of these can be made in this release, nothing was changed"
-            )
-    return list(changed)
 
 
 async def _keep_and_commit(
-    job: _Job, info: TableInfo, written: Written, before: Sequence[RawRow], after: Sequence[RawRow]
+    job: _Job,
+    written: Written,
+    own: Own,
+    *,
+    changes: Sequence[Change] = (),
+    tables: Sequence[TableChange] = (),
 ) -> None:
     call, session, resource = job.call, job.session, job.resource
-    xid = await transaction_id(session)
     record = Record(
         kind=KIND,
         resource=resource.name,
-        identity=await identify(session),
-        xid=xid,
-        statement=job.statement.kind.value,
+        identity=own.identity,
+        xid=own.xid,
+        statement=_named(job.statement),
         row_count=written.row_count,
         columns=written.columns,
         rows=written.rows,
-        changes=[_change(info, before, after)],
+        changes=list(changes),
+        tables=list(tables),
     )
-    try:
-        manifest = await asyncio.to_thread(call.env.snapshots.put_record, _point(call), record.to_json())
-    except SnapshotError as error:
-        raise SnapshotFailed(
-            f"the copy of `{info.table}` can't be kept: {error}; nothing was changed"
-        ) from None
-    call.add_point(_covers(resource, record), KIND, manifest.size_bytes)
+    manifest = await _keep(job, record, own)
+    if covers := _covers(resource, record):
+        call.add_point(covers, KIND, manifest.size_bytes)
     await call.failpoint("before_effect")
     await call.check_live()
     # INVARIANT: from here on no deadline ends the call: what was sent to the target is followed to its end.
@@ -349,9 +313,46 @@ async def _keep_and_commit(
     await call.failpoint("after_effect")
 
 
+async def _keep(job: _Job, record: Record, own: Own) -> PointManifest:
+    """Keep the record, and have meanwhile the transaction's id on the target's disk, which it waits for before it counts."""
+    store, durable = job.call.env.snapshots, Future[None]()
+    making = asyncio.ensure_future(_settled(durable, job.session, own))
+    try:
+        return await asyncio.to_thread(store.put_record, _point(job.call), record.to_json(), durable.result)
+    except SnapshotError as error:
+        raise SnapshotFailed(
+            f"the copy of `{job.statement.target}` can't be kept: {error}; nothing was changed"
+        ) from None
+    finally:
+        # Nothing else is asked of the target before it has answered; where the call has ended, nobody waits for it.
+        making.cancel()
+        try:
+            await asyncio.gather(making, return_exceptions=True)
+        finally:
+            if not durable.done():
+                durable.set_exception(SnapshotError("the call has ended"))
+
+
+async def _settled(durable: Future[None], session: Session, own: Own) -> None:
+    try:
+        if not own.durable:
+            await make_durable(session)
+    except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+        durable.set_exception(error)
+    else:
+        durable.set_result(None)
+
+
+def _named(statement: Statement) -> str:
+    if statement.ddl is not None:
+        return statement.ddl.act.value
+    shape = statement.write
+    return "upsert" if shape is not None and shape.upserts else statement.kind.value
+
+
 async def _commit(session: Session) -> None:
     async with asyncio.timeout(COMMIT_TIMEOUT_S):
-        await session.execute("commit")
+        await session.once("commit")
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
@@ -374,7 +375,8 @@ def _point(call: Call) -> str:
 
 
 def _covers(resource: SqlResource, record: Record) -> list[str]:
-    return [change.name.resource(resource.name) for change in record.changes]
+    """What its point covers; nothing where nothing could undo it."""
+    return [change.name.resource(resource.name) for change in (*record.changes, *record.tables)]
 
 
 def _unknown(call: Call, resource: SqlResource) -> OutcomeUnknown:

@@ -91,7 +91,7 @@ def program(**more):
     return b"".join(out)
 """},
     "landlock": {"landlock.py": "\nversion\ndef version():\n    return 0\n"},
-    "masks": {"jail.py": "\n_masks\ndef _masks(root, masks):\n    pass\n"},
+    "masks": {"jail.py": "\n_masks\ndef _masks(masks):\n    pass\n"},
     "sealed /proc": {"procfs.py": """
 _PROC_READ_ONLY, _PROC_HIDDEN_FILES, _PROC_HIDDEN_DIRECTORIES
 _PROC_READ_ONLY = _PROC_HIDDEN_FILES = _PROC_HIDDEN_DIRECTORIES = ()

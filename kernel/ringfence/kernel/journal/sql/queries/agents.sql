@@ -23,6 +23,7 @@ from agents
 where id = %(word)s or (name = %(word)s and not exists (select from removed r where r.agent = agents.key)) order by key desc
 
 -- name: by_key
+-- asked by 64: key bigint
 select key, id, name, thread, labels, branch, state, waiting_for, error, manifest, source, input, epoch, acked_epoch,
     owner, uid, restarts, exit_code, created_at, started_at, ended_at, asleep, wake_at
 from agents where key = %(key)s
@@ -35,11 +36,12 @@ where state not in ('done', 'failed', 'killed') or (%(all)s and not exists (sele
 order by key
 
 -- name: set
--- A key that is absent from the patch leaves its column; a JSON null empties it. What waits for a person ends with an agent that
--- is killed, in the same transaction.
-with closed as (
-    update approvals set state = 'voided', decided_at = clock_timestamp(), decided_by = 'the kernel', reason = 'the agent was killed'
-    where agent = %(key)s and state = 'pending' and %(patch)s::jsonb ->> 'state' = 'killed')
+-- Of each of these agents, no one twice: a key that is absent from its patch leaves its column; a JSON null empties it. What waits
+-- for a person ends with an agent that is killed, in the same transaction.
+with patched as (select * from unnest(%(keys)s::bigint[], %(patches)s::jsonb[]) as p (agent, j)),
+closed as (
+    update approvals a set state = 'voided', decided_at = clock_timestamp(), decided_by = 'the kernel', reason = 'the agent was killed'
+    from patched p where a.agent = p.agent and a.state = 'pending' and p.j ->> 'state' = 'killed')
 update agents set
     state = coalesce(p.j ->> 'state', state),
     waiting_for = coalesce(p.j ->> 'waiting_for', waiting_for),
@@ -56,10 +58,11 @@ update agents set
     end,
     asleep = coalesce((p.j ->> 'asleep')::boolean, asleep),
     wake_at = case when p.j ? 'wake_at' then (p.j ->> 'wake_at')::timestamptz else wake_at end
-from (select %(patch)s::jsonb as j) p
-where key = %(key)s
+from patched p
+where key = p.agent
 
 -- name: branches
+-- asked by 64: agent bigint
 select branch, parent, cut_step, created_at from branches where agent = %(agent)s order by branch
 
 -- name: lock_row
@@ -74,6 +77,7 @@ returning branch, parent, cut_step, created_at
 update agents set branch = %(branch)s where key = %(agent)s
 
 -- name: checkpoint
+-- asked by 4: agent bigint, before bigint, branches integer[], cuts bigint[]
 -- The newest first, then what it rests on down to the whole state.
 with recursive chain as (
     (

@@ -8,6 +8,7 @@ where (%(all)s or p.state = 'pending') and (%(agent)s::bigint is null or p.agent
 order by p.key desc limit %(limit)s
 
 -- name: unfinished
+-- asked by 16: agent bigint
 -- What waits, and what was approved and has not come to its end, of one agent.
 select p.* from approvals p
 where p.agent = %(agent)s and p.state in ('pending', 'approved')

@@ -35,7 +35,7 @@ waiting as (
 ),
 sent as (
     insert into messages (recipient, sender, sender_name, sender_key, sender_step, sender_branch, is_json, body)
-    select c.key, coalesce(q.j ->> 'sender', q.j ->> 'agent_id'), coalesce(a.name, 'operator'), a.key,
+    select c.key, coalesce(q.j ->> 'sender', q.j ->> 'agent_id'), coalesce(a.name, q.j ->> 'sender_name', 'operator'), a.key,
         case when a.key is not null then (q.j ->> 'step')::bigint end,
         case when a.key is not null then (q.j ->> 'branch')::integer end,
         (q.j ->> 'is_json')::boolean, q.j ->> 'body'
@@ -85,6 +85,18 @@ select case
     when c.state in ('done', 'failed', 'killed') then jsonb_build_object('ended', c.id, 'state', c.state)
     else jsonb_build_object('full', w.messages, 'to', c.id) end
 from waiting w left join chosen c on true
+
+-- name: task_ask
+-- A client gives an agent a task, or answers in one.
+select task_ask($1::jsonb)
+
+-- name: task_update
+-- An agent tells of a task.
+select task_update($1::jsonb)
+
+-- name: task_cancel
+-- A client wants nothing more of a task.
+select task_cancel($1::jsonb)
 
 -- name: message_take
 with q as (select $1::jsonb as j),
@@ -146,6 +158,7 @@ emptied as (
     from gone where m.recipient = gone.agent returning m.key),
 no_memories as (delete from memories m using gone where m.agent = gone.agent and m.space = '' returning 1),
 no_artifacts as (delete from artifacts f using gone where f.agent = gone.agent returning 1),
+no_tasks as (delete from tasks t using gone where t.agent = gone.agent returning 1),
 no_checkpoints as (delete from checkpoints c using gone where c.agent = gone.agent returning 1),
 no_budgets as (delete from budgets b using gone where b.agent = gone.agent returning 1),
 no_schedule as (delete from schedules s using gone where s.agent = gone.agent returning 1),
@@ -153,7 +166,7 @@ no_rights as (
     update grants g set revoked_at = clock_timestamp() from gone where g.agent = gone.agent and g.revoked_at is null returning 1)
 select case when exists (select from gone) then jsonb_build_object(
     'approvals', (select count(*) from closed), 'messages', (select count(*) from emptied),
-    'memories', (select count(*) from no_memories), 'artifacts', (select count(*) from no_artifacts),
+    'memories', (select count(*) from no_memories), 'tasks', (select count(*) from no_tasks), 'artifacts', (select count(*) from no_artifacts),
     'checkpoints', (select count(*) from no_checkpoints), 'budgets', (select count(*) from no_budgets),
     'schedules', (select count(*) from no_schedule), 'grants', (select count(*) from no_rights)) end
 

@@ -1,4 +1,5 @@
 -- name: list
+-- asked by 64: agent bigint
 select name, kind, amount, period_s, set_by, at from budgets where agent = %(agent)s order by kind, name
 
 -- name: set
@@ -12,11 +13,12 @@ delete from budgets where agent = %(agent)s and name = %(name)s and kind = %(kin
 
 -- name: turns
 -- How many calls of each action ended within spans of time before now: an agent's own, and those of its family. What has no
--- outcome yet counts from its intent.
-select p.span_us, j.action, count(distinct j.step) filter (where j.chain = %(agent)s) as own,
+-- outcome yet counts from its intent. A call of a server's tool counts as that tool.
+select p.span_us, case j.action when 'mcp.call' then 'mcp.' || j.resource else j.action end as action,
+    count(distinct j.step) filter (where j.chain = %(agent)s) as own,
     count(distinct (j.chain, j.step)) as family
 from unnest(%(spans_us)s::bigint[]) as p (span_us)
 join journal j on j.started_us + j.duration_us > %(now_us)s - p.span_us
 where j.chain = any (%(chains)s::bigint[]) and j.phase in (0, 1) and j.step > 0 and j.verdict <> 'deny'
     and j.outcome not in ('denied', 'refused', 'parked')
-group by p.span_us, j.action
+group by 1, 2

@@ -1,4 +1,5 @@
 -- name: list
+-- asked by 64: agent bigint, active boolean
 select key, agent, origin, verdict, rule, created_at, created_by, expires_at, uses_left, revoked_at
 from grants
 where agent = %(agent)s and (not %(active)s

@@ -11,6 +11,7 @@ select chain, pos, phase, step, branch, lane, lane_step, action, resource, effec
 from journal where chain = %(chain)s and step = %(step)s order by pos
 
 -- name: lineage
+-- asked by 8: chain bigint, branches integer[], cuts bigint[], after_step bigint, after_pos bigint
 select j.chain, j.pos, j.phase, j.step, j.branch, j.lane, j.lane_step, j.action, j.resource, j.effect, j.verdict,
     j.outcome, j.digest, j.effect_id, j.started_us, j.duration_us, j.body, j.hash
 from journal j
@@ -20,7 +21,37 @@ where j.chain = %(chain)s and j.phase = 1 and (j.step, j.pos) > (%(after_step)s,
     and j.step >= %(after_step)s
 order by j.step, j.pos limit %(limit)s
 
+-- name: done_by
+select step, branch from journal
+where chain = %(chain)s and step > 0 and phase = 1 and outcome <> 'parked' and started_us + duration_us <= %(at_us)s
+    and position('"aside":true'::bytea in body) = 0
+order by step desc, pos desc limit 1
+
+-- name: active_since
+select distinct chain from journal
+where chain > 0 and step > 0 and phase in (0, 1) and started_us + duration_us > %(at_us)s
+    and position('"inherited":'::bytea in body) = 0
+order by chain
+
+-- name: rollback_intent
+select chain, pos, phase, step, branch, lane, lane_step, action, resource, effect, verdict, outcome, digest, effect_id,
+    started_us, duration_us, body, hash
+from journal
+where chain = %(chain)s and phase = 0 and action = 'rollback' and lane = 'op'
+    and position(convert_to(%(group)s, 'UTF8') in body) > 0
+order by pos desc limit 1
+
+-- name: reads_since
+select chain, pos, phase, step, branch, lane, lane_step, action, resource, effect, verdict, outcome, digest, effect_id,
+    started_us, duration_us, body, hash
+from journal
+where started_us >= %(since_us)s and chain > 0 and chain <> all (%(without)s::bigint[]) and phase = 1 and outcome = 'ok'
+    and action in ('state.get', 'state.transaction', 'memory.search', 'sql.read')
+    and (action <> 'state.get' or resource = any (%(keys)s::text[]))
+order by chain, pos limit %(limit)s
+
 -- name: unfinished
+-- asked by 16: chain bigint
 select distinct on (i.step) i.chain, i.pos, i.phase, i.step, i.branch, i.lane, i.lane_step, i.action, i.resource,
     i.effect, i.verdict, i.outcome, i.digest, i.effect_id, i.started_us, i.duration_us, i.body, i.hash
 from journal i
@@ -36,6 +67,7 @@ from journal where chain = %(chain)s and phase = 2 and step = any (%(steps)s::bi
 order by step, pos desc
 
 -- name: counts
+-- asked by 64: chain bigint, after bigint
 -- What was decided as allowed is spent, whatever became of it, except what a later check refused before it ran.
 -- Totals are those of one run: of steps after the last one before it. Steps that left the journal are carried.
 select greatest(l.max_step, c.max_step) as max_step, l.steps + c.steps as steps, l.calls + c.calls as calls,
@@ -108,6 +140,7 @@ insert into anchors (kernel, pos, hash, heads_digest, signature)
 values (%(kernel)s, %(pos)s, %(hash)s, %(heads_digest)s, %(signature)s) on conflict do nothing
 
 -- name: amounts
+-- asked by 64: chain bigint, after bigint, every boolean
 -- What calls used of amounts, and what those without an outcome still hold. Where bytes are not counted only calls of models do.
 -- Steps that left the journal are carried.
 select l.tokens + c.tokens as tokens, l.usd + c.usd as usd, l.bytes + c.bytes as bytes, l.held_tokens, l.held_usd, l.held_bytes

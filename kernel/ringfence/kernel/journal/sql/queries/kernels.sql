@@ -32,5 +32,10 @@ select pg_advisory_xact_lock(%(agent)s)
 -- name: release_agent
 update agents set owner = null where key = %(agent)s and owner = %(kernel)s
 
+-- The lock puts this before whoever takes the agent over next, so that its number is larger.
+-- name: tenure
+with own as (select key from agents where key = %(agent)s and owner = %(kernel)s for share)
+select nextval('fences') from own
+
 -- name: version
 show server_version

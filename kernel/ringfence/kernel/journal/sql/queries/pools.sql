@@ -5,6 +5,7 @@ select pool_open(%(kernel)s, %(agent)s, %(pool)s, %(name)s, %(opens)s, %(closes)
 select nr, amount, taken from pool_move(%(kernel)s, %(moves)s::jsonb)
 
 -- name: of_agent
+-- asked by 64: agent bigint
 -- What an agent's earlier holder has left in windows that are open.
 select s.pool, s.name, s.opens, p.closes
 from pool_shares s join pools p using (pool, name, opens)

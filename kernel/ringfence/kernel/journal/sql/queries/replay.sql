@@ -1,4 +1,5 @@
 -- name: effects
+-- asked by 8: chain bigint, pos bigint
 -- Outcomes of calls that left the system, over all branches, in the order they were recorded.
 select chain, pos, phase, step, branch, lane, lane_step, action, resource, effect, verdict, outcome, digest, effect_id,
     started_us, duration_us, body, hash
@@ -7,6 +8,7 @@ where chain = %(chain)s and phase = 1 and effect_id <> '' and pos > %(pos)s
 order by pos limit %(limit)s
 
 -- name: facts
+-- asked by 8: chain bigint, pos bigint
 -- Outcomes that say something about facts: it stands first in them.
 select chain, pos, phase, step, branch, lane, lane_step, action, resource, effect, verdict, outcome, digest, effect_id,
     started_us, duration_us, body, hash
@@ -15,10 +17,12 @@ where chain = %(chain)s and phase = 1 and pos > %(pos)s and substring(body from 
 order by pos limit %(limit)s
 
 -- name: born
+-- asked by 16: agent bigint
 select j.body from kin k join journal j on j.chain = k.parent and j.step = k.step and j.phase = 1
 where k.child = %(agent)s order by j.pos desc limit 1
 
 -- name: purged
+-- asked by 16: chain bigint
 select body from journal where chain = %(chain)s and phase = 3 and action = 'revoke.purge' order by pos
 
 -- name: steps_page

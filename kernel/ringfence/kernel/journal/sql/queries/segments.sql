@@ -1,4 +1,5 @@
 -- name: of_chain
+-- asked by 64: chain bigint, after bigint
 -- Parts of one chain in their order.
 select chain, first_pos, last_pos, first_step, last_step, behind, rows, since_us, until_us, size_bytes, before, hash, sha256, kept,
     place, at, pruned_at
@@ -47,6 +48,42 @@ select coalesce(max(c.step), 0)
 from checkpoints c
 join unnest(%(branches)s::integer[], %(cuts)s::bigint[]) as l (branch, up_to) on c.branch = l.branch and c.step <= l.up_to
 where c.agent = %(chain)s and c.step <= %(step)s and c.at <= clock_timestamp() - %(age_s)s * interval '1 second'
+
+-- name: old_checkpoints
+-- Before a step, without those that a later one rests on.
+with recursive needed (step, base) as (
+    select c.step, c.base from checkpoints c where c.agent = %(chain)s and c.step >= %(step)s
+    union
+    select c.step, c.base from needed n join checkpoints c on c.agent = %(chain)s and c.step = n.base)
+select count(*) from checkpoints c
+where c.agent = %(chain)s and c.step < %(step)s and c.step not in (select n.step from needed n)
+
+-- name: prune_checkpoints
+with recursive needed (step, base) as (
+    select c.step, c.base from checkpoints c where c.agent = %(chain)s and c.step >= %(step)s
+    union
+    select c.step, c.base from needed n join checkpoints c on c.agent = %(chain)s and c.step = n.base),
+gone as (
+    delete from checkpoints c
+    where c.agent = %(chain)s and c.step < %(step)s and c.step not in (select n.step from needed n)
+        and exists (select from agents a join kernels k on k.key = a.owner
+            where a.key = c.agent and k.key = %(kernel)s and k.fence = %(fence)s and k.lease_until > clock_timestamp())
+    returning c.step)
+select count(*) from gone
+
+-- name: kernel_chains
+-- Kernels of this one's data directory, itself too, and up to where their chains are so old: when a row was written its anchor
+-- tells. The last row stays: who writes or signs on asks for it.
+select k.id, k.key, least(max(a.pos), h.pos - 1)
+from kernels me
+join kernels k on k.key <= me.key and k.host = me.host and k.data_dir = me.data_dir
+join anchors a on a.kernel = k.key and a.at <= clock_timestamp() - %(age_s)s * interval '1 second'
+cross join lateral (select max(j.pos) as pos from journal j where j.chain = -k.key) h
+cross join lateral (select max(p.last_pos) as last_pos from segments p where p.chain = -k.key) s
+where me.key = %(kernel)s
+group by k.id, k.key, s.last_pos, h.pos
+having least(max(a.pos), h.pos - 1) - coalesce(s.last_pos, 0) >= case when k.key = %(kernel)s then %(many)s else %(least)s end
+order by k.key
 
 -- name: saved_at
 -- Where the row stands that saved a checkpoint.

@@ -49,15 +49,42 @@ select key, epoch, owned from journal_append($1::bigint, $2::bigint, $3::bigint[
 -- name: lock_one
 select pg_advisory_xact_lock_shared($1::bigint)
 
+-- name: lock_agents
+-- In the order of the array, which is ascending in every flush.
+select pg_advisory_xact_lock_shared(a.key) from unnest($1::bigint[]) as a (key)
+
 -- name: append_one
--- Rows of one agent, behind lock_one in the same transaction. Inserts nothing when they may not be written.
+-- A row, behind lock_one of its agent in the same transaction. Inserts nothing when it may not be written.
+insert into journal select ($5::journal).*
+from agents a, kernels n
+where a.key = $3::bigint and a.owner = $1::bigint and a.epoch = coalesce($4::bigint, a.epoch)
+    and n.key = $1::bigint and n.fence = $2::bigint and n.lease_until > clock_timestamp()
+
+-- name: append_some
+-- The same with several rows of one agent.
 insert into journal select r.*
 from unnest($5::journal[]) r, agents a, kernels n
 where a.key = $3::bigint and a.owner = $1::bigint and a.epoch = coalesce($4::bigint, a.epoch)
     and n.key = $1::bigint and n.fence = $2::bigint and n.lease_until > clock_timestamp()
 
+-- name: append_put
+-- A row with one new version of one key, behind lock_one in the same transaction. The update locks the key, and
+-- looks again at its version where it had to wait for it. Does nothing when the agent may not be written or the version is another.
+with advanced as (
+    update state set version = $7::bigint, value = $8::bytea, agent = $9::text, step = $10::bigint, at = clock_timestamp()
+    from agents a, kernels n
+    where state.key = $6::text and state.version = $5::bigint
+        and a.key = $3::bigint and a.owner = $1::bigint and a.epoch = coalesce($4::bigint, a.epoch)
+        and n.key = $1::bigint and n.fence = $2::bigint and n.lease_until > clock_timestamp()
+    returning state.key
+), recorded as (
+    insert into state_history (key, version, value, agent, step)
+    select $6::text, $7::bigint, $8::bytea, $9::text, $10::bigint from advanced
+)
+insert into journal select ($11::journal).* from advanced
+
 -- name: append_changes
--- Rows with their changes of the state, behind check and lock in the same transaction. Does nothing when an agent may not be
+-- Rows with their changes of the state, behind the locks of agents and keys in the same transaction. Does nothing when an agent may not be
 -- written or a key is at another version than was reckoned with.
 with allowed as (
     select from (select) as once

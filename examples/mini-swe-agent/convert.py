@@ -1,0 +1,5 @@
+"""Temperatures."""
+
+
+def fahrenheit(celsius: float) -> float:
+    return celsius * 9 / 5 - 32

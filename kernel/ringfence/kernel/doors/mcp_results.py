@@ -1,0 +1,195 @@
+"""Answers of syscalls in the words of MCP, and long ones by a pointer that the client can read on from."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+import mcp_types as types
+from pydantic import ValidationError
+from ringfence.kernel.doors import mcp_tools
+from ringfence.kernel.doors.mcp_calls import Parked
+from ringfence.kernel.doors.mcp_declared import Lent
+from ringfence.kernel.server.desk import Desk
+from ringfence.kernel.settled import Answer
+from ringfence.syscalls.errors import NoSuchResource, SyscallError
+from ringfence.syscalls.table import Row
+
+RESULT_BYTES_MAX: Final = 64 << 10
+"""Longest result that is given whole, as JSON."""
+
+PASSED_BYTES_MAX: Final = 4 << 20
+"""Longest answer of a declared server's tool that is given whole: it may hold pictures."""
+
+PREVIEW_CHARS: Final = 2048
+"""How much of a longer one is given at once."""
+
+READ_CHARS_MAX: Final = 256 << 10
+"""How much of a result one reading of its resource gives."""
+
+RESOURCE_NOT_FOUND: Final = -32002
+"""Error code of the protocol's versions with a handshake."""
+
+STEP: Final = "ringfence/step"
+
+_ADVICE: Final = {
+    "Denied": "; nothing was done. It stays refused until the operator changes that: do it another way, or say what you need",
+    "Revoked": "; nothing more is done under that right. Do it another way, or say what you need",
+    "OutcomeUnknown": "; don't make it again before the operator has settled it",
+}
+"""What a model may do about an error whose message leaves that to people."""
+_PLACE = re.compile(r"/(call-[0-9a-f]{24})/(\d{1,9})").fullmatch
+_FIELD_BYTES: Final = 4096
+
+
+def done(row: Row, answer: Answer, place: tuple[str, int]) -> types.CallToolResult:
+    """The result of a call."""
+    shown = mcp_tools.result(row, answer.result or b"{}")
+    text = _text(shown)
+    if _size(text) <= RESULT_BYTES_MAX:
+        content: list[Any] = [types.TextContent(text=text)]
+        return types.CallToolResult(content=content, structured_content=shown, _meta={STEP: answer.step})
+    return _pointed(text, shown, answer.step, place, limited="limit" in row.request.fields_by_name)
+
+
+def passed_on(answer: Answer, place: tuple[str, int]) -> types.CallToolResult:
+    """What a tool of a declared server answered, as it answered."""
+    said = json.loads(answer.result or b"{}")
+    text = _text(said)
+    if _size(text) > PASSED_BYTES_MAX:
+        found = _pointed(text, {}, answer.step, place, limited=False)
+        return found.model_copy(update={"structured_content": None, "is_error": said.get("is_error") is True})
+    wrong = said.get("is_error") is True
+    plain = {"content": said.get("content"), "structuredContent": said.get("structured"), "isError": wrong}
+    try:
+        found = types.CallToolResult.model_validate(plain)
+    except ValidationError:
+        # What this version of the protocol doesn't know is text.
+        found = types.CallToolResult(content=[types.TextContent(text=text)], is_error=wrong)
+    return found.model_copy(update={"meta": {STEP: answer.step}})
+
+
+def lent(one: Lent) -> types.Tool | None:
+    """A tool of a declared server; None: what the server says of it is none."""
+    try:
+        return types.Tool.model_validate(one.tool())
+    except ValidationError:
+        return None
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
+
+
+def _pointed(
+    text: str, shown: dict[str, Any], step: int, place: tuple[str, int], *, limited: bool
+) -> types.CallToolResult:
+    """A result that is too long to give at once."""
+    uri = f"ringfence://result/{place[0]}/{place[1]}"
+    less = " or ask for less of it" if limited else ""
+    told = (
+        f"the result has {len(text)} characters; it begins as follows. "
+        f"Read on at resource `{uri}?offset={PREVIEW_CHARS}`{less}"
+    )
+    link = types.ResourceLink(
+        uri=uri,
+        name=f"result of step {step}",
+        mime_type="application/json",
+        size=len(text.encode("utf-8", "replace")),
+    )
+    content: list[Any] = [
+        types.TextContent(text=told),
+        types.TextContent(text=text[:PREVIEW_CHARS]),
+        link,
+    ]
+    small = {name: value for name, value in shown.items() if len(_text(value)) <= _FIELD_BYTES}
+    return types.CallToolResult(content=content, structured_content=small, _meta={STEP: step})
+
+
+def failed(error: SyscallError) -> types.CallToolResult:
+    """A refusal or an error: an answer to the model, which can do something about it."""
+    advice = _ADVICE.get(error.reason, "")
+    facts = {f"ringfence/{name}": value for name, value in error.metadata.items()}
+    return types.CallToolResult(
+        content=[types.TextContent(text=f"{error.reason}: {error.message}{advice}")],
+        is_error=True,
+        _meta={"ringfence/reason": error.reason, **facts},
+    )
+
+
+def parked(name: str, found: Parked) -> types.CallToolResult:
+    """A call that waits for a person, to a client that doesn't."""
+    text = (
+        f"{_waits(name, found)} It is not lost: call `{name}` again later with the same arguments, and you get its result; "
+        "meanwhile do something else, or say what you wait for."
+    )
+    return types.CallToolResult(
+        content=[types.TextContent(text=text)],
+        is_error=True,
+        _meta={"ringfence/reason": "Parked", STEP: found.step, "ringfence/waits_for": found.text},
+    )
+
+
+def question(name: str, found: Parked) -> str:
+    """What the client's user is asked about a call that waits."""
+    return f"{_waits(name, found)} Shall the agent wait for that decision? It can't be made here."
+
+
+def _waits(name: str, found: Parked) -> str:
+    how = f"`ringfence approvals approve {found.text.removeprefix('approval ')}`"
+    return f"`{name}` waits for {found.text} (step {found.step}): an operator decides, with {how} or `deny`."
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def template() -> types.ResourceTemplate:
+    """The one kind of resource that there is."""
+    return types.ResourceTemplate(
+        uri_template="ringfence://result/{lane}/{step}{?offset}",
+        name="result",
+        description=f"The result of an earlier call that was too long to give at once, as JSON: {READ_CHARS_MAX} characters from `offset` on.",
+        mime_type="application/json",
+    )
+
+
+class Results:
+    """Reads recorded results of one agent."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def read(self, uri: str) -> types.TextResourceContents:
+        """Give a part of a result.
+
+        Raises:
+            SyscallError: there is none, or it is withheld since its right was revoked.
+        """
+        lane, step, offset = _place(uri)
+        dispatcher = self._desk.dispatcher
+        action, answer = await dispatcher.recall(self._desk.thread, (lane, step))
+        if answer.failure is not None:
+            raise answer.failure
+        text = _text(mcp_tools.result(dispatcher.table[action], answer.result or b"{}"))
+        part = text[offset : offset + READ_CHARS_MAX]
+        after = offset + len(part)
+        meta = {
+            "ringfence/characters": len(text),
+            **({"ringfence/next_offset": after} if after < len(text) else {}),
+        }
+        return types.TextResourceContents(uri=uri, mime_type="application/json", text=part, _meta=meta)
+
+
+def _place(uri: str) -> tuple[str, int, int]:
+    parts = urlsplit(uri)
+    found = _PLACE(parts.path)
+    try:
+        offset = int(parse_qs(parts.query).get("offset", ["0"])[0])
+    except ValueError:
+        offset = -1
+    if parts.scheme != "ringfence" or parts.netloc != "result" or found is None or offset < 0:
+        raise NoSuchResource(f"there is no resource `{uri[:256]}`; take one from the result of a tool")
+    return found[1], int(found[2]), offset

@@ -1,0 +1,394 @@
+"""The kernel's sessions with declared MCP servers, and the definitions of their tools that it takes.
+
+Each agent has a session of its own with each server that it uses, so that none sees what another one's left there. A session is opened when
+it is first needed, ended when nobody has used it for a while, and opened anew where it was lost: nothing that was sent on it is sent again.
+
+INVARIANT: agents are shown definitions as they were taken, and a tool whose definition is another by now is not called unless a person says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import importlib
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ringfence.kernel.config import VERSION
+from ringfence.kernel.journal.types import Unavailable
+from ringfence.syscalls.codec import holds_nul
+from ringfence.syscalls.errors import CallFailed, JournalUnavailable
+from ringfence.syscalls.mcp_common import (
+    Definition,
+    Lost,
+    McpSession,
+    Sent,
+    declared_tool,
+    definition_bytes,
+    definition_hash,
+)
+from ringfence.syscalls.redaction import redactor_of
+
+if TYPE_CHECKING:
+    from ringfence.kernel.journal.store import Store
+    from ringfence.kernel.journal.store_mcp import McpToolRecord
+    from ringfence.kernel.outreach_a2a import Cards
+    from ringfence.syscalls.declared import McpResource
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 300.0
+"""A session that nobody has used for so long is ended."""
+OPERATOR = "operator"
+"""Whose session it is where an operator looks; no agent has that id, for each ends in letters and digits after a dash."""
+KERNEL_FILE = "the kernel file"
+_LOOK_S = 30.0
+_TEND_S = 10.0
+
+
+class LiveSession(McpSession, Protocol):
+    """A session as the kernel handles it."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be called."""
+        ...
+
+    async def ready(self, within_s: float) -> None:
+        """Wait until the server has been greeted."""
+        ...
+
+    async def definitions(self) -> list[dict[str, Any]]:
+        """The tools, as the server defines them."""
+        ...
+
+    async def close(self) -> None:
+        """End it; never raises."""
+        ...
+
+
+Starter = Callable[["McpResource", str], Awaitable[LiveSession]]
+"""Starts a server of a command for an agent, in a sandbox of its own."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Held:
+    """A session, and what it was opened by."""
+
+    session: LiveSession
+    resource: McpResource
+    used_at: float
+    calls: int = 0
+
+
+@dataclass(slots=True)
+class Servers:
+    """All sessions of this kernel."""
+
+    store: Store
+    declared: Callable[[], Mapping[str, McpResource]]
+    start: Starter
+    lives: Callable[[str], bool]
+    cards: Cards
+    _held: dict[tuple[str, str], _Held] = field(default_factory=dict[tuple[str, str], _Held])
+    _locks: dict[tuple[str, str], asyncio.Lock] = field(default_factory=dict[tuple[str, str], asyncio.Lock])
+    _idle: asyncio.Task[None] | None = None
+    _closing: set[asyncio.Task[None]] = field(default_factory=set["asyncio.Task[None]"])
+
+    def of(self, agent: str) -> AgentServers:
+        """The servers as one agent reaches them."""
+        return AgentServers(self, agent)
+
+    def _declared(self, server: str) -> McpResource:
+        resource = self.declared().get(server)
+        if resource is None:
+            raise CallFailed(f"`{server}` is not declared any more; nothing was sent", sent="no")
+        return resource
+
+    async def session(self, agent: str, server: str) -> LiveSession:
+        """The session of an agent with a server.
+
+        Raises:
+            CallFailed: it can't be had; nothing was sent that does anything.
+        """
+        key, resource = (agent, server), self._declared(server)
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            held = self._held.get(key)
+            # One that was opened with another credential, or elsewhere, is not used any more.
+            if held is None or not held.session.alive or held.resource != resource:
+                await self._drop(key)
+                held = _Held(session=await self._open(agent, resource), resource=resource, used_at=0.0)
+                self._held[key] = held
+            held.used_at = time.monotonic()
+        if self._idle is None or self._idle.done():
+            self._idle = asyncio.create_task(self._tend(), name="ringfence mcp idle")
+        return held.session
+
+    async def _open(self, agent: str, resource: McpResource) -> LiveSession:
+        # Beside the loop, for it takes long the first time.
+        try:
+            client = await asyncio.to_thread(importlib.import_module, "ringfence.syscalls.mcp_client")
+        except ImportError as error:
+            text = f"can't be spoken to: the operator installs what the kernel lacks ({error.name}): pip install 'ringfence[mcp]'"
+            raise failed(resource, text) from None
+        session: LiveSession | None = None
+        try:
+            opened = (
+                await self.start(resource, agent) if resource.command else client.open_http(resource, VERSION)
+            )
+            session = opened
+            await opened.ready(resource.timeout_s)
+        except (Lost, TimeoutError) as error:
+            why = str(error) or f"did not answer within {resource.timeout_s:g} s"
+            raise failed(resource, why) from None
+        else:
+            session = None
+            return opened
+        finally:
+            if session is not None:
+                self._later(session.close())
+
+    @contextlib.contextmanager
+    def busy(self, agent: str, server: str) -> Generator[None]:
+        """A call is under way while this is entered: the session is kept."""
+        held = self._held.get((agent, server))
+        if held is None:
+            yield
+            return
+        held.calls += 1
+        try:
+            yield
+        finally:
+            held.calls -= 1
+            held.used_at = time.monotonic()
+
+    async def lost(self, agent: str, server: str, session: LiveSession) -> None:
+        """Let go of a session that is of no use any more."""
+        held = self._held.get((agent, server))
+        if held is not None and held.session is session:
+            await self._drop((agent, server))
+
+    async def _drop(self, key: tuple[str, str]) -> None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            self._later(held.session.close())
+
+    def _later(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _tend(self) -> None:
+        """End sessions that nobody uses, until there are none."""
+        while self._held:
+            await asyncio.sleep(_TEND_S)
+            for key, held in list(self._held.items()):
+                over = (
+                    held.used_at + IDLE_S <= time.monotonic()
+                    or not self.lives(key[0])
+                    or self._other(key[1], held)
+                )
+                # INVARIANT: a call that is under way has its answer awaited, whatever became of its agent.
+                if not held.session.alive or (over and not held.calls):
+                    await self._drop(key)
+
+    def _other(self, server: str, held: _Held) -> bool:
+        """Whether the kernel file has another server there by now, or none."""
+        return self.declared().get(server) != held.resource
+
+    async def reconfigure(self) -> None:
+        """End sessions with servers that the kernel file in force declares otherwise; those with a call under way end after it."""
+        for key, held in list(self._held.items()):
+            if self._other(key[1], held) and not held.calls:
+                await self._drop(key)
+
+    async def close(self) -> None:
+        """End all of them."""
+        if self._idle is not None:
+            self._idle.cancel()
+        for key in list(self._held):
+            await self._drop(key)
+        if self._closing:
+            await asyncio.wait(list(self._closing), timeout=10.0)
+
+    # -- definitions ----------------------------------------------------------------------------------------------
+
+    async def look(self, agent: str, server: str) -> dict[str, Definition]:
+        """What a server defines now, held against what was taken.
+
+        Raises:
+            CallFailed: it can't be reached, or does not say.
+            JournalUnavailable: the database is away.
+        """
+        resource = self._declared(server)
+        listed = await self._listed(agent, resource)
+        given: dict[str, bytes] = {}
+        for one in listed:
+            tool = str(one.get("name", ""))
+            if tool in given:
+                raise failed(resource, f"lists the tool `{tool[:80]}` twice")
+            if holds_nul(one):
+                raise failed(resource, f"defines `{tool[:80]}` with a NUL character, which can't be kept")
+            given[tool] = definition_bytes(one)
+        try:
+            return await self._compared(resource, given)
+        except Unavailable as error:
+            raise JournalUnavailable(f"the database is away: {error}; make the call again") from error
+
+    async def _listed(self, agent: str, resource: McpResource) -> Sequence[Mapping[str, Any]]:
+        limit = min(resource.timeout_s, _LOOK_S)
+        session = await self.session(agent, resource.name)
+        try:
+            async with asyncio.timeout(limit):
+                return await session.definitions()
+        except (Lost, TimeoutError):
+            # It only reads: a session that was lost meanwhile is had anew.
+            await self.lost(agent, resource.name, session)
+        session = await self.session(agent, resource.name)
+        try:
+            async with asyncio.timeout(limit):
+                return await session.definitions()
+        except (Lost, TimeoutError) as error:
+            await self.lost(agent, resource.name, session)
+            raise failed(resource, str(error) or f"did not list its tools within {limit:g} s") from None
+
+    async def _compared(self, resource: McpResource, given: Mapping[str, bytes]) -> dict[str, Definition]:
+        known = {one.tool: one for one in await self.store.mcp_tools(resource.name)}
+        found: dict[str, Definition] = {}
+        told: list[dict[str, str]] = []
+        for tool, data in given.items():
+            declared = declared_tool(resource, tool)
+            wanted = "" if declared is None else declared.definition
+            one, news = compare(tool, data, known.get(tool), wanted)
+            found[tool] = one
+            if news is not None:
+                told.append(news)
+        if told:
+            await self.store.see_mcp_tools(resource.name, told)
+        return found
+
+
+def compare(
+    tool: str, data: bytes, known: McpToolRecord | None, wanted: str
+) -> tuple[Definition, dict[str, str] | None]:
+    """A tool as it stands now, and what the store does not know of it yet."""
+    now = definition_hash(data)
+    taken = now if known is None else known.taken_hash
+    if wanted:
+        taken = wanted
+    same = now == taken
+    text = data if same else b"" if known is None or known.taken_hash != taken else known.taken.encode()
+    one = Definition(
+        tool=tool,
+        taken=text,
+        taken_hash=taken,
+        offered=b"" if same else data,
+        offered_hash="" if same else now,
+    )
+    if known is not None and known.offered_hash == one.offered_hash:
+        return one, None
+    news = {
+        "tool": tool,
+        "taken": text.decode(),
+        "taken_hash": taken,
+        "by": KERNEL_FILE if wanted else "",
+        "offered": one.offered.decode(),
+        "offered_hash": one.offered_hash,
+    }
+    return one, news
+
+
+def failed(resource: McpResource, why: str) -> CallFailed:
+    """A server that can't be used, for people and without its credentials."""
+    text = redactor_of(resource.secrets).text(why)
+    return CallFailed(f"`{resource.name}` {text}; nothing was sent", sent="no")
+
+
+def shown(definition: str | bytes) -> str:
+    """A definition for people: one line for each value."""
+    if not definition:
+        return ""
+    return json.dumps(json.loads(definition), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def difference(taken: str | bytes, offered: str | bytes) -> str:
+    """What changed in a definition, as a unified diff."""
+    sides = [shown(side).splitlines(keepends=True) for side in (taken, offered)]
+    return "".join(difflib.unified_diff(sides[0], sides[1], "taken", "offered"))
+
+
+class AgentServers:
+    """The servers as one agent reaches them."""
+
+    def __init__(self, servers: Servers, agent: str) -> None:
+        self._servers = servers
+        self._agent = agent
+
+    @property
+    def declared(self) -> Mapping[str, McpResource]:
+        """The servers by name, as the kernel file in force has them."""
+        return self._servers.declared()
+
+    async def look(self, server: str) -> Mapping[str, Definition]:
+        """The tools of a server by name; see `Servers.look`."""
+        return await self._servers.look(self._agent, server)
+
+    async def session(self, server: str) -> McpSession:
+        """The agent's session with a server."""
+        return _Watched(self._servers, self._agent, server, await self._servers.session(self._agent, server))
+
+    def doubt(self, server: str, definition: Definition) -> ChangedTool:
+        """Why a call of a tool that changed waits."""
+        return ChangedTool(self._servers.store, server, definition)
+
+
+class _Watched:
+    """A session that is let go of once it has lost an answer."""
+
+    def __init__(self, servers: Servers, agent: str, server: str, session: LiveSession) -> None:
+        self._servers, self._agent, self._server, self._session = servers, agent, server, session
+
+    async def call(
+        self, tool: str, arguments: Mapping[str, Any], effect_id: str, sent: Sent
+    ) -> Mapping[str, Any]:
+        """Send one call, once."""
+        try:
+            with self._servers.busy(self._agent, self._server):
+                return await self._session.call(tool, arguments, effect_id, sent)
+        except Lost:
+            await self._servers.lost(self._agent, self._server, self._session)
+            raise
+
+
+class ChangedTool:
+    """A tool that its server defines in another way by now; until an operator takes that, calls wait."""
+
+    def __init__(self, store: Store, server: str, definition: Definition) -> None:
+        self._store = store
+        self._server = server
+        self._definition = definition
+
+    @property
+    def about(self) -> str:
+        """Whoever approves has seen this definition."""
+        return self._definition.offered_hash
+
+    async def why(self) -> str:
+        """In words for people; empty: it was taken meanwhile."""
+        known = {one.tool: one for one in await self._store.mcp_tools(self._server)}
+        one, tool = known.get(self._definition.tool), self._definition.tool
+        if one is not None and one.taken_hash == self._definition.offered_hash:
+            return ""
+        return f"the MCP server `{self._server}` defines `{tool}` in another way than before; see: ringfence mcp tools {self._server} {tool}"
+
+    def detail(self) -> Mapping[str, Any]:
+        """What changed."""
+        return {
+            "definition": {"taken": self._definition.taken_hash, "offered": self._definition.offered_hash},
+            "diff": difference(self._definition.taken, self._definition.offered),
+        }

@@ -1,0 +1,47 @@
+"""`rf.mcp` for asyncio."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ringfence.agent import mcp_operations as operations
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ringfence.agent.aio_calls import AsyncCaller
+    from ringfence.agent.mcp_operations import McpAnswer, McpTool
+    from ringfence.agent.values import Found
+
+
+class AsyncMcp:
+    """Tools of declared MCP servers."""
+
+    def __init__(self, caller: AsyncCaller) -> None:
+        self._caller = caller
+
+    async def tools(self, server: str) -> Found[McpTool]:
+        """List the tools that the agent may call; `.withheld` counts the others.
+
+        Args:
+            server: its name in the kernel file.
+
+        Raises:
+            Denied: no rule lets it call any of them.
+        """
+        return await self._caller.run(operations.tools(server))
+
+    async def call(self, server: str, tool: str, arguments: Mapping[str, Any] | None = None) -> McpAnswer:
+        """Call a tool, once.
+
+        Args:
+            server: its name in the kernel file.
+            tool: as `tools` lists it.
+            arguments: JSON values by name.
+
+        Raises:
+            Denied: a rule or a person denies it, or nothing allows it.
+            CallFailed: it failed; `metadata["sent"]` says whether it arrived: `no`, `refused`, `maybe` or `yes`.
+            OutcomeUnknown: nobody can tell whether it was carried out.
+        """
+        return await self._caller.run(operations.call(server, tool, arguments))

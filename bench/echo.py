@@ -70,6 +70,25 @@ class _Door:
     def __init__(self, size: int) -> None:
         self.bounds = Bounds()
         self._size = size
+        self._server: asyncio.Server | None = None
+        self._lost: dict[Connection, asyncio.Future[None]] = {}
+
+    async def listen(self, path: Path) -> None:
+        """Serve a socket."""
+        self._server = await asyncio.get_running_loop().create_unix_server(self._connection, str(path))
+
+    def _connection(self) -> Connection:
+        connection = Connection(self)
+        self._lost[connection] = asyncio.get_running_loop().create_future()
+        return connection
+
+    async def stop(self) -> None:
+        """Serve nobody any more, and wait until those who were served have gone."""
+        assert self._server is not None
+        self._server.close()
+        for connection in [*self._lost]:
+            connection.shut(0)
+        await asyncio.gather(*self._lost.values())
 
     def accept(self, stream: Stream, headers: Mapping[str, str]) -> None:
         del headers
@@ -78,7 +97,7 @@ class _Door:
         self.bounds.streams.take(echo, echo.begin)
 
     def lost(self, connection: Connection) -> None:
-        pass
+        self._lost.pop(connection).set_result(None)
 
 
 async def start(
@@ -109,8 +128,8 @@ async def start(
         path = directory / f"{index}.sock"
         if door:
             host = _Door(size)
-            loop = asyncio.get_running_loop()
-            servers.append(await loop.create_unix_server(lambda host=host: Connection(host), str(path)))
+            await host.listen(path)
+            servers.append(host)
         else:
             server = grpc.aio.server(options=OPTIONS)
             methods = grpc.method_handlers_generic_handler(SERVICE, {"Stream": handler})
@@ -127,7 +146,7 @@ async def stop(server: Any) -> None:
     if isinstance(server, grpc.aio.Server):
         await server.stop(None)
     else:
-        server.close()
+        await server.stop()
 
 
 async def _until_stopped() -> None:

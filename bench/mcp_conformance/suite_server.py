@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
+import re
 import sys
 from typing import Any
 
 import mcp_types as types
 from mcp.server.lowlevel.server import Server
+from mcp.shared.exceptions import MCPError
 
 # A red pixel, and the shortest sound there is.
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg=="
@@ -80,8 +83,54 @@ async def call(_: Any, params: types.CallToolRequestParams) -> types.CallToolRes
     return types.CallToolResult(content=CONTENT[params.name], is_error=params.name == "test_error_handling")
 
 
+TEMPLATE = "test://template/{id}/data"
+RESOURCES: dict[str, Any] = {
+    "test://static-text": types.TextResourceContents(
+        uri="test://static-text",
+        mime_type="text/plain",
+        text="This is the content of the static text resource.",
+    ),
+    "test://static-binary": types.BlobResourceContents(
+        uri="test://static-binary", mime_type="image/png", blob=PIXEL
+    ),
+}
+
+
+async def resources(_: Any, __: Any) -> types.ListResourcesResult:
+    listed = [
+        types.Resource(uri=uri, name=uri, description=uri, mime_type=one.mime_type)
+        for uri, one in RESOURCES.items()
+    ]
+    return types.ListResourcesResult(resources=listed)
+
+
+async def templates(_: Any, __: Any) -> types.ListResourceTemplatesResult:
+    one = types.ResourceTemplate(uri_template=TEMPLATE, name="data", mime_type="application/json")
+    return types.ListResourceTemplatesResult(resource_templates=[one])
+
+
+async def read(_: Any, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+    uri = str(params.uri)
+    made = re.fullmatch("test://template/([^/]+)/data", uri)
+    if made is not None:
+        text = json.dumps({"id": made[1], "templateTest": True, "data": f"Data for ID: {made[1]}"})
+        found: Any = types.TextResourceContents(uri=uri, mime_type="application/json", text=text)
+        return types.ReadResourceResult(contents=[found])
+    if uri not in RESOURCES:
+        raise MCPError(types.INVALID_PARAMS, "Resource not found", data={"uri": uri})
+    return types.ReadResourceResult(contents=[RESOURCES[uri]])
+
+
 if __name__ == "__main__":
     import uvicorn
 
-    app = Server("suite", on_list_tools=tools, on_call_tool=call).streamable_http_app()
+    suite = Server(
+        "suite",
+        on_list_tools=tools,
+        on_call_tool=call,
+        on_list_resources=resources,
+        on_list_resource_templates=templates,
+        on_read_resource=read,
+    )
+    app = suite.streamable_http_app()
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="critical")

@@ -13,6 +13,7 @@ import mcp_types as types
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
 
 
 @asynccontextmanager
@@ -96,6 +97,33 @@ async def lent(mode: str) -> None:
         say("wiped", plain(await client.call_tool("mcp_shop_wipe", {"item": "all"})))
 
 
+async def reads(mode: str, *uris: str) -> None:
+    """Reads resources of a server that somebody else declared, after it has heard that there are others."""
+    changed = asyncio.Event()
+
+    async def heard(message: Any) -> None:
+        if isinstance(message, types.ResourceListChangedNotification):
+            changed.set()
+
+    async with server() as there, Client(there, mode=mode, message_handler=heard, cache=None) as client:
+        say("before", [one.uri for one in (await client.list_resources()).resources])
+        if mode == "legacy":
+            await changed.wait()
+        else:
+            async with client.listen(resources_list_changed=True) as events:
+                say("listens", True)
+                await anext(aiter(events))
+        found = (await client.list_resources()).resources
+        say("resources", {one.uri: one.model_dump(by_alias=True, exclude_none=True) for one in found})
+        templates = (await client.list_resource_templates()).resource_templates
+        say("templates", [one.uri_template for one in templates])
+        for uri in uris:
+            try:
+                say(uri, (await client.read_resource(uri)).model_dump(by_alias=True, exclude_none=True))
+            except MCPError as error:
+                say(uri, error.error.model_dump())
+
+
 async def once(mode: str) -> None:
     """Makes a call, and lives on until it is killed."""
     async with server() as there, Client(there, mode=mode) as client:
@@ -116,5 +144,5 @@ async def elicit(mode: str, action: str) -> None:
         say("result", plain(found))
 
 
-WAYS = {"walk": walk, "lent": lent, "once": once, "elicit": elicit}
+WAYS = {"walk": walk, "lent": lent, "reads": reads, "once": once, "elicit": elicit}
 asyncio.run(WAYS[sys.argv[1]](*(word for word in sys.argv[2:] if word not in ("stdio", "http"))))

@@ -183,6 +183,43 @@ def test_tools_of_declared_servers_are_tools_by_themselves(scene: Scene, port: i
     assert steps[:2] == [("mcp.tools", "shop"), ("mcp.call", "shop.add")]
 
 
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+def test_resources_of_declared_servers_are_read_as_rules_say(scene: Scene, mode: str) -> None:
+    uris = [
+        "shop://shelf/lamp",
+        "shop://shelf/picture",
+        "shop://shelf/none",
+        "shop://safe/gold",
+        "shop://shelf/long",
+    ]
+    rules = {"allow": ['mcp.shop.add: "*"'], "deny": ['mcp.shop.@resource: "shop://safe/*"']}
+    text = manifest_of(scene.name("client"), ["python", "client.py", "reads", mode, *uris], **rules)
+    agent = scene.operator.submit(text, FILES)
+    assert said(scene, agent, "before") == []
+    if mode == "auto":
+        said(scene, agent, "listens")
+    scene.operator.ask("Grant", agent=agent, rule='mcp.shop.@resource: "shop://*"')
+    resources = said(scene, agent, "resources")
+    assert set(resources) == {"shop://shelf/lamp", "shop://shelf/long", "shop://shelf/picture"}
+    assert resources["shop://shelf/lamp"]["_meta"]["ringfence/server"] == "shop"
+    assert "shop://order/{number}" in said(scene, agent, "templates")
+    (lamp,) = said(scene, agent, "shop://shelf/lamp")["contents"]
+    assert (lamp["text"], lamp["mimeType"]) == ("a lamp", "text/plain")
+    (picture,) = said(scene, agent, "shop://shelf/picture")["contents"]
+    assert picture["blob"] == "iVBORw==" or picture["blob"].startswith("iVBO")
+    missing = said(scene, agent, "shop://shelf/none")
+    assert missing["code"] == (-32002 if mode == "legacy" else -32602)
+    denied = said(scene, agent, "shop://safe/gold")
+    assert (denied["code"], denied["message"].startswith("Denied: denied by rule ")) == (-32000, True)
+    told, begins = said(scene, agent, "shop://shelf/long")["contents"]
+    assert "Read on at resource `ringfence://result/" in told["text"]
+    assert begins["text"].startswith('{"contents":')
+    scene.await_end(agent)
+    made = [(step["action"], step["outcome"]) for step in scene.operator.steps(agent)]
+    assert made.count(("mcp.read", "ok")) == 3
+    assert ("mcp.read", "denied") in made
+
+
 def test_a_program_that_is_started_again_finds_its_answers(scene: Scene) -> None:
     text = manifest_of(
         scene.name("client"),

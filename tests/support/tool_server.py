@@ -78,6 +78,46 @@ def fail(text: str) -> str:
     raise ValueError(text)
 
 
+@server.resource("shop://shelf/lamp", mime_type="text/plain")
+def lamp() -> str:
+    """What is known of the lamp."""
+    deliver("read", uri="shop://shelf/lamp")
+    return "a lamp"
+
+
+@server.resource("shop://shelf/picture", mime_type="image/png")
+def picture() -> bytes:
+    """The lamp as it looks."""
+    deliver("read", uri="shop://shelf/picture")
+    return b"\x89PNG"
+
+
+@server.resource("shop://safe/gold")
+def gold() -> str:
+    """What nobody is to know."""
+    deliver("read", uri="shop://safe/gold")
+    return "gold"
+
+
+@server.resource("shop://shelf/long", mime_type="text/plain")
+def long() -> str:
+    """More than fits into one answer."""
+    return "0123456789" * 450_000
+
+
+@server.resource("shop://order/{number}")
+def order(number: str) -> str:
+    """An order."""
+    deliver("read", uri=f"shop://order/{number}")
+    return f"order {number}"
+
+
+@server.resource("shop://token/{which}")
+def token(which: str, ctx: Context) -> str:
+    """What came with the request."""
+    return str(dict(ctx.request_context.request.headers))
+
+
 def interfaces() -> list[str]:
     lines = Path("/proc/net/dev").read_text().splitlines()[2:]
     return [line.partition(":")[0].strip() for line in lines]

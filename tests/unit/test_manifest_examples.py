@@ -83,6 +83,10 @@ EXAMPLES: dict[str, tuple[list[Try], list[Try]]] = {
     'llm.complete: "gpt-*"': ([("llm.complete", "gpt-5")], [("llm.complete", "other-gpt-5")]),
     'a2a.*: "clerk"': ([("a2a.send", "clerk"), ("a2a.get", "clerk")], [("a2a.send", "clerks")]),
     'mcp.github.*: "*"': ([("mcp.github.issue", "a")], [("mcp.gitlab.issue", "a")]),
+    'mcp.github.@resource: "repo://acme/*"': (
+        [("mcp.github.@resource", "repo://acme/a/b")],
+        [("mcp.github.@resource", "repo://acm"), ("mcp.github.resource", "repo://acme/a"), ("mcp.gitlab.@resource", "repo://acme/a")],
+    ),
     'mcp.server.*: "*"': ([("mcp.server.tool", "a")], [("mcp.servers.tool", "a")]),
     'mcp.server.tool: "*"': ([("mcp.server.tool", "a")], [("mcp.server.tools", "a")]),
     'fs.delete: "/workspace/data/**"': ([("fs.delete", f"{W}/data/a")], [("fs.delete", f"{W}/database"), ("fs.write", f"{W}/data/a")]),

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ringfence.kernel.journal.store_mcp import McpToolRecord
-from ringfence.kernel.outreach_mcp import LiveSession, Servers, compare, difference
+from ringfence.kernel.outreach_mcp import LiveSession, Servers
+from ringfence.kernel.outreach_mcp_definitions import compare, difference
 from ringfence.policy.kernel_file import parse_kernel_file
 from ringfence.policy.lint import lint_manifest
 from ringfence.policy.manifest import parse_manifest
@@ -203,10 +204,10 @@ class Lone:
     async def ready(self, within_s: float) -> None:
         del within_s
 
-    async def definitions(self) -> list[dict[str, Any]]:
+    async def listed(self, _: str) -> list[dict[str, Any]]:
         return []
 
-    async def call(self, *_: Any) -> dict[str, Any]:
+    async def ask(self, *_: Any) -> dict[str, Any]:
         return {}
 
     async def close(self) -> None:

@@ -58,6 +58,8 @@ DESIGN = {
     "object.delete": (DESTROY, Recovery.RESTORE, True, True),
     "mcp.call": (Effect.EXTERNAL, Recovery.KEYED, True, False),
     "mcp.tools": (READ, Recovery.REPEAT, True, False),
+    "mcp.resources": (READ, Recovery.REPEAT, True, False),
+    "mcp.read": (READ, Recovery.REPEAT, True, False),
     "a2a.send": (Effect.EXTERNAL, Recovery.KEYED, True, False),
     "a2a.get": (READ, Recovery.REPEAT, True, False),
     "a2a.cancel": (Effect.EXTERNAL, Recovery.KEYED, True, False),

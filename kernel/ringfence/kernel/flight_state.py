@@ -15,6 +15,7 @@ from ringfence.kernel.journal.types import ApprovalRecord, Phase, Row, StoredRow
 from ringfence.kernel.places import NEWEST
 from ringfence.kernel.spending import Spending
 from ringfence.kernel.weighing import Rows
+from ringfence.policy.actions import OF_SERVERS
 from ringfence.syscalls.base import Effect, Plan, Question
 from ringfence.syscalls.errors import SyscallError
 from ringfence.syscalls.payload import content_bytes
@@ -133,9 +134,9 @@ class FlightState(Spending, kw_only=True, eq=False):
 
     @property
     def rated(self) -> str:
-        """The action that rates count: a call of a server's tool counts as that tool."""
+        """The action that rates count: a call of a server's tool counts as that tool, a read as its resources."""
         action = self.row.action
-        return self.questions[0].action if action == "mcp.call" and self.questions else action
+        return self.questions[0].action if action in OF_SERVERS and self.questions else action
 
     # -- rows -----------------------------------------------------------------------------------------------------
 

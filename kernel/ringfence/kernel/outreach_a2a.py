@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ringfence.kernel.journal.types import Unavailable
-from ringfence.kernel.outreach_mcp import compare, difference
+from ringfence.kernel.outreach_mcp_definitions import compare, difference
 from ringfence.syscalls.a2a_common import client_module
 from ringfence.syscalls.codec import holds_nul
 from ringfence.syscalls.errors import CallFailed, JournalUnavailable

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import importlib
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
@@ -21,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ringfence.kernel.config import VERSION
 from ringfence.kernel.journal.types import Unavailable
+from ringfence.kernel.outreach_mcp_definitions import ChangedTool, compare
 from ringfence.syscalls.codec import holds_nul
 from ringfence.syscalls.errors import CallFailed, JournalUnavailable
 from ringfence.syscalls.mcp_common import (
@@ -30,13 +29,11 @@ from ringfence.syscalls.mcp_common import (
     Sent,
     declared_tool,
     definition_bytes,
-    definition_hash,
 )
 from ringfence.syscalls.redaction import redactor_of
 
 if TYPE_CHECKING:
     from ringfence.kernel.journal.store import Store
-    from ringfence.kernel.journal.store_mcp import McpToolRecord
     from ringfence.kernel.outreach_a2a import Cards
     from ringfence.syscalls.declared import McpResource
 
@@ -46,7 +43,6 @@ IDLE_S = 300.0
 """A session that nobody has used for so long is ended."""
 OPERATOR = "operator"
 """Whose session it is where an operator looks; no agent has that id, for each ends in letters and digits after a dash."""
-KERNEL_FILE = "the kernel file"
 _LOOK_S = 30.0
 _TEND_S = 10.0
 
@@ -63,8 +59,8 @@ class LiveSession(McpSession, Protocol):
         """Wait until the server has been greeted."""
         ...
 
-    async def definitions(self) -> list[dict[str, Any]]:
-        """The tools, as the server defines them."""
+    async def listed(self, kind: str) -> list[dict[str, Any]]:
+        """All that the server lists of a kind: `tools`, `resources` or `templates`."""
         ...
 
     async def close(self) -> None:
@@ -226,7 +222,7 @@ class Servers:
             JournalUnavailable: the database is away.
         """
         resource = self._declared(server)
-        listed = await self._listed(agent, resource)
+        listed = await self.listed(agent, server, "tools")
         given: dict[str, bytes] = {}
         for one in listed:
             tool = str(one.get("name", ""))
@@ -240,22 +236,28 @@ class Servers:
         except Unavailable as error:
             raise JournalUnavailable(f"the database is away: {error}; make the call again") from error
 
-    async def _listed(self, agent: str, resource: McpResource) -> Sequence[Mapping[str, Any]]:
+    async def listed(self, agent: str, server: str, kind: str) -> Sequence[Mapping[str, Any]]:
+        """What a server lists now, whatever was taken of it before.
+
+        Raises:
+            CallFailed: it can't be reached, or does not say.
+        """
+        resource = self._declared(server)
         limit = min(resource.timeout_s, _LOOK_S)
         session = await self.session(agent, resource.name)
         try:
             async with asyncio.timeout(limit):
-                return await session.definitions()
+                return await session.listed(kind)
         except (Lost, TimeoutError):
             # It only reads: a session that was lost meanwhile is had anew.
             await self.lost(agent, resource.name, session)
         session = await self.session(agent, resource.name)
         try:
             async with asyncio.timeout(limit):
-                return await session.definitions()
+                return await session.listed(kind)
         except (Lost, TimeoutError) as error:
             await self.lost(agent, resource.name, session)
-            raise failed(resource, str(error) or f"did not list its tools within {limit:g} s") from None
+            raise failed(resource, str(error) or f"did not list its {kind} within {limit:g} s") from None
 
     async def _compared(self, resource: McpResource, given: Mapping[str, bytes]) -> dict[str, Definition]:
         known = {one.tool: one for one in await self.store.mcp_tools(resource.name)}
@@ -273,53 +275,10 @@ class Servers:
         return found
 
 
-def compare(
-    tool: str, data: bytes, known: McpToolRecord | None, wanted: str
-) -> tuple[Definition, dict[str, str] | None]:
-    """A tool as it stands now, and what the store does not know of it yet."""
-    now = definition_hash(data)
-    taken = now if known is None else known.taken_hash
-    if wanted:
-        taken = wanted
-    same = now == taken
-    text = data if same else b"" if known is None or known.taken_hash != taken else known.taken.encode()
-    one = Definition(
-        tool=tool,
-        taken=text,
-        taken_hash=taken,
-        offered=b"" if same else data,
-        offered_hash="" if same else now,
-    )
-    if known is not None and known.offered_hash == one.offered_hash:
-        return one, None
-    news = {
-        "tool": tool,
-        "taken": text.decode(),
-        "taken_hash": taken,
-        "by": KERNEL_FILE if wanted else "",
-        "offered": one.offered.decode(),
-        "offered_hash": one.offered_hash,
-    }
-    return one, news
-
-
 def failed(resource: McpResource, why: str) -> CallFailed:
     """A server that can't be used, for people and without its credentials."""
     text = redactor_of(resource.secrets).text(why)
     return CallFailed(f"`{resource.name}` {text}; nothing was sent", sent="no")
-
-
-def shown(definition: str | bytes) -> str:
-    """A definition for people: one line for each value."""
-    if not definition:
-        return ""
-    return json.dumps(json.loads(definition), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-
-
-def difference(taken: str | bytes, offered: str | bytes) -> str:
-    """What changed in a definition, as a unified diff."""
-    sides = [shown(side).splitlines(keepends=True) for side in (taken, offered)]
-    return "".join(difflib.unified_diff(sides[0], sides[1], "taken", "offered"))
 
 
 class AgentServers:
@@ -338,6 +297,10 @@ class AgentServers:
         """The tools of a server by name; see `Servers.look`."""
         return await self._servers.look(self._agent, server)
 
+    async def listed(self, server: str, kind: str) -> Sequence[Mapping[str, Any]]:
+        """What a server lists; see `Servers.listed`."""
+        return await self._servers.listed(self._agent, server, kind)
+
     async def session(self, server: str) -> McpSession:
         """The agent's session with a server."""
         return _Watched(self._servers, self._agent, server, await self._servers.session(self._agent, server))
@@ -353,42 +316,13 @@ class _Watched:
     def __init__(self, servers: Servers, agent: str, server: str, session: LiveSession) -> None:
         self._servers, self._agent, self._server, self._session = servers, agent, server, session
 
-    async def call(
-        self, tool: str, arguments: Mapping[str, Any], effect_id: str, sent: Sent
+    async def ask(
+        self, method: str, params: Mapping[str, Any], effect_id: str, sent: Sent
     ) -> Mapping[str, Any]:
-        """Send one call, once."""
+        """Send one request, once."""
         try:
             with self._servers.busy(self._agent, self._server):
-                return await self._session.call(tool, arguments, effect_id, sent)
+                return await self._session.ask(method, params, effect_id, sent)
         except Lost:
             await self._servers.lost(self._agent, self._server, self._session)
             raise
-
-
-class ChangedTool:
-    """A tool that its server defines in another way by now; until an operator takes that, calls wait."""
-
-    def __init__(self, store: Store, server: str, definition: Definition) -> None:
-        self._store = store
-        self._server = server
-        self._definition = definition
-
-    @property
-    def about(self) -> str:
-        """Whoever approves has seen this definition."""
-        return self._definition.offered_hash
-
-    async def why(self) -> str:
-        """In words for people; empty: it was taken meanwhile."""
-        known = {one.tool: one for one in await self._store.mcp_tools(self._server)}
-        one, tool = known.get(self._definition.tool), self._definition.tool
-        if one is not None and one.taken_hash == self._definition.offered_hash:
-            return ""
-        return f"the MCP server `{self._server}` defines `{tool}` in another way than before; see: ringfence mcp tools {self._server} {tool}"
-
-    def detail(self) -> Mapping[str, Any]:
-        """What changed."""
-        return {
-            "definition": {"taken": self._definition.taken_hash, "offered": self._definition.offered_hash},
-            "diff": difference(self._definition.taken, self._definition.offered),
-        }

@@ -261,15 +261,15 @@ class _Boxed:
         """Wait until the server has been greeted."""
         await self._session.ready(within_s)
 
-    async def definitions(self) -> list[dict[str, Any]]:
-        """The tools, as the server defines them."""
-        return await self._session.definitions()
+    async def listed(self, kind: str) -> list[dict[str, Any]]:
+        """All that the server lists of a kind."""
+        return await self._session.listed(kind)
 
-    async def call(
-        self, tool: str, arguments: Mapping[str, Any], effect_id: str, sent: Sent
+    async def ask(
+        self, method: str, params: Mapping[str, Any], effect_id: str, sent: Sent
     ) -> Mapping[str, Any]:
-        """Send one call, once."""
-        return await self._session.call(tool, arguments, effect_id, sent)
+        """Send one request, once."""
+        return await self._session.ask(method, params, effect_id, sent)
 
     async def close(self) -> None:
         """End both."""

@@ -32,7 +32,7 @@ OPERATOR_LANE = "op"
 BOUNDARY_LANE = "workspace"
 """Lane of the kernel's own boundaries of `direct` programs; no program ever asks for it."""
 
-ASIDE = frozenset({"mcp.tools"})
+ASIDE = frozenset({"mcp.tools", "mcp.resources"})
 """Actions that a client of a door makes by itself, as when its rights change: whether it does says nothing of the program."""
 
 COMPENSATE = "compensate"

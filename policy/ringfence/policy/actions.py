@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -29,11 +30,17 @@ _KINDS: Final = {
     "a2a": "name",
 }
 _MCP_LABELS: Final = 3
-_BY_TOOL: Final = frozenset(("mcp.call", "mcp.tools"))
-"""Rows that no rule names: what they ask is about the tools of servers."""
+_UNNAMED: Final = frozenset(("mcp.call", "mcp.tools", "mcp.resources", "mcp.read"))
+"""Rows that no rule names: what they ask is about the tools and resources of servers."""
+
+RESOURCE: Final = "@resource"
+"""In place of a tool's name: a resource of the server, as in `mcp.SERVER.@resource`. No tool has such a name that a rule could say."""
+
+OF_SERVERS: Final[Mapping[str, str]] = {"mcp.call": "", "mcp.read": RESOURCE}
+"""Rows that count as an action of their server, and what that has in place of a tool's name; empty: the tool's own."""
 
 OWN_ACTIONS: Final = frozenset(
-    ("now", "random", "sleep", "checkpoint.save", "ask", "workspace.commit", "mcp.tools")
+    ("now", "random", "sleep", "checkpoint.save", "ask", "workspace.commit", "mcp.tools", "mcp.resources")
 )
 """Allowed without a rule, since they touch nothing but the agent's own thread, or show what rules let it do. A deny or ask rule takes
 them away."""
@@ -59,13 +66,21 @@ def _rows() -> frozenset[str]:
 ROWS: Final = _rows()
 """Actions that this kernel has a row for."""
 
-KNOWN_ACTIONS: Final = (ROWS | frozenset(_PLANNED)) - _BY_TOOL
+KNOWN_ACTIONS: Final = (ROWS | frozenset(_PLANNED)) - _UNNAMED
 """Actions that a rule may name, besides `mcp.SERVER.TOOL`."""
 
 
 def kind_of(action: str) -> str:
     """The kind of resource of an action or action pattern; `any` for a lone `*`, `none` where there is no resource."""
     return "any" if action == "*" else _KINDS.get(action.partition(".")[0], "none")
+
+
+def row_of(action: str) -> str:
+    """The row that an action is made by: of a server's tool or resource one that no rule names, else the action itself."""
+    labels = action.split(".", _MCP_LABELS - 1)
+    if labels[0] != "mcp" or len(labels) < _MCP_LABELS or "*" in action:
+        return action
+    return next((row for row, stands in OF_SERVERS.items() if stands == labels[-1]), "mcp.call")
 
 
 def check_action(pattern: str) -> None:

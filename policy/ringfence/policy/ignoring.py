@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, Final, cast
 
 import msgspec
+from ringfence.policy.actions import OF_SERVERS
 from ringfence.policy.manifest_types import Ignored
 from ringfence.policy.reader import Reader
 from ringfence.policy.strict_yaml import Node
@@ -22,7 +23,7 @@ MODELS: Final = "llm.complete"
 ENTRIES_MAX: Final = 64
 PATTERN_CHARS_MAX: Final = 1000
 POINTER: Final = r"(/([^~/]|~[01])*)+"
-ACTION: Final = r"[a-z][a-z0-9_]*(\.[A-Za-z0-9_-]+)+(\.\*)?"
+ACTION: Final = r"[a-z][a-z0-9_]*(\.[A-Za-z0-9_@-]+)+(\.\*)?"
 ANY: Final = "*"
 """A part of a pointer that stands for every member."""
 IGNORED: Final = "(…)"
@@ -39,6 +40,7 @@ SAID: Final = frozenset(
         "path",
         "to",
         "url",
+        "uri",
         "model",
         "resource",
         "database",
@@ -188,7 +190,7 @@ class Ignoring:
             None where nothing of such calls is ignored, or they can't be read.
         """
         # Looked at by name first: most calls are of actions that no entry names.
-        if not any(action in (one.action, "mcp.call") for one in self._entries):
+        if not any(action == one.action or action in OF_SERVERS for one in self._entries):
             return None
         try:
             document: Any = msgspec.json.decode(raw)
@@ -219,10 +221,10 @@ class Ignoring:
 
 def _named(action: str, document: Any) -> str:
     """The action that rules speak of: a call of a server's tool is that tool."""
-    if action != "mcp.call" or not isinstance(document, dict):
+    if action not in OF_SERVERS or not isinstance(document, dict):
         return action
     fields = cast("dict[str, Any]", document)
-    return f"mcp.{fields.get('server')}.{fields.get('tool')}"
+    return f"mcp.{fields.get('server')}.{OF_SERVERS[action] or fields.get('tool')}"
 
 
 def _image(document: Any, spots: Sequence[Spot]) -> Any:

@@ -18,7 +18,7 @@ from ringfence.policy.types import Resource, Verdict
 
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 _SPLIT: Final = re.compile(
-    r"""\s*(?:"([^"]*)"|'([^']*)'|([A-Za-z0-9_.*-]+))\s*(?::(.*))?""", re.ASCII | re.DOTALL
+    r"""\s*(?:"([^"]*)"|'([^']*)'|([A-Za-z0-9_.*/@-]+))\s*(?::(.*))?""", re.ASCII | re.DOTALL
 )
 _LIST_KEYS: Final = {"llm": "models", "messages": "peers", "a2a": "peers", "spawn": "agents", "sql": "tables"}
 _MAX_PATTERNS: Final = 256

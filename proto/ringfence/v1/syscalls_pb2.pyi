@@ -3721,6 +3721,112 @@ class McpTool(_message.Message):
 Global___McpTool: _TypeAlias = McpTool  # noqa: Y015
 
 @_typing.final
+class McpResourcesRequest(_message.Message):
+    """Arguments of mcp.resources."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    """Name of the declared server."""
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpResourcesRequest: _TypeAlias = McpResourcesRequest  # noqa: Y015
+
+@_typing.final
+class McpResourcesResponse(_message.Message):
+    """Result of mcp.resources."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESOURCES_FIELD_NUMBER: _builtins.int
+    TEMPLATES_FIELD_NUMBER: _builtins.int
+    WITHHELD_FIELD_NUMBER: _builtins.int
+    withheld: _builtins.int
+    """Resources that no rule lets the agent read, or whose URIs can't be used."""
+    @_builtins.property
+    def resources(self) -> _struct_pb2.ListValue:
+        """Resources in the order of their URIs, each as the protocol has it: `uri`, `name`, and where there are any `title`, `description`, `mimeType`, `size`."""
+
+    @_builtins.property
+    def templates(self) -> _struct_pb2.ListValue:
+        """Templates of URIs in their order, each as the protocol has it: `uriTemplate`, `name` and the like."""
+
+    def __init__(
+        self,
+        *,
+        resources: _struct_pb2.ListValue | None = ...,
+        templates: _struct_pb2.ListValue | None = ...,
+        withheld: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["resources", b"resources", "templates", b"templates"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["resources", b"resources", "templates", b"templates", "withheld", b"withheld"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpResourcesResponse: _TypeAlias = McpResourcesResponse  # noqa: Y015
+
+@_typing.final
+class McpReadRequest(_message.Message):
+    """Arguments of mcp.read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    URI_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    """Name of the declared server."""
+    uri: _builtins.str
+    """URI of the resource, as the server lists it or one of its templates makes it."""
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+        uri: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["server", b"server", "uri", b"uri"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpReadRequest: _TypeAlias = McpReadRequest  # noqa: Y015
+
+@_typing.final
+class McpReadResponse(_message.Message):
+    """Result of mcp.read: what the server answered, without the operator's credentials."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def contents(self) -> _struct_pb2.ListValue:
+        """Parts, each as the protocol has them: `uri`, `mimeType`, and `text`, or `blob` in base64."""
+
+    def __init__(
+        self,
+        *,
+        contents: _struct_pb2.ListValue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["contents", b"contents"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["contents", b"contents"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpReadResponse: _TypeAlias = McpReadResponse  # noqa: Y015
+
+@_typing.final
 class A2aSendRequest(_message.Message):
     """Arguments of a2a.send."""
 

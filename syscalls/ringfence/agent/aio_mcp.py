@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ringfence.agent.aio_calls import AsyncCaller
-    from ringfence.agent.mcp_operations import McpAnswer, McpTool
+    from ringfence.agent.mcp_operations import McpAnswer, McpContents, McpResources, McpTool
     from ringfence.agent.values import Found
 
 
 class AsyncMcp:
-    """Tools of declared MCP servers."""
+    """Tools and resources of declared MCP servers."""
 
     def __init__(self, caller: AsyncCaller) -> None:
         self._caller = caller
@@ -45,3 +45,28 @@ class AsyncMcp:
             OutcomeUnknown: nobody can tell whether it was carried out.
         """
         return await self._caller.run(operations.call(server, tool, arguments))
+
+    async def resources(self, server: str) -> McpResources:
+        """List the resources that the agent may read, and templates of more; `.withheld` counts the others.
+
+        Args:
+            server: its name in the kernel file.
+
+        Raises:
+            Denied: no rule lets it read any of them.
+        """
+        return await self._caller.run(operations.resources(server))
+
+    async def read(self, server: str, uri: str) -> McpContents:
+        """Read a resource.
+
+        Args:
+            server: its name in the kernel file.
+            uri: as `resources` lists it, or one of its templates makes it.
+
+        Raises:
+            Denied: a rule or a person denies it, or nothing allows it.
+            CallFailed: the server can't be reached, has no such resource, or gives none.
+            InvalidRequest: the URI could be read in two ways.
+        """
+        return await self._caller.run(operations.read(server, uri))

@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ringfence.agent.calls import Caller
-    from ringfence.agent.mcp_operations import McpAnswer, McpTool
+    from ringfence.agent.mcp_operations import McpAnswer, McpContents, McpResources, McpTool
     from ringfence.agent.values import Found
 
 
 class Mcp:
-    """Tools of declared MCP servers."""
+    """Tools and resources of declared MCP servers."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -45,3 +45,28 @@ class Mcp:
             OutcomeUnknown: nobody can tell whether it was carried out.
         """
         return self._caller.run(operations.call(server, tool, arguments))
+
+    def resources(self, server: str) -> McpResources:
+        """List the resources that the agent may read, and templates of more; `.withheld` counts the others.
+
+        Args:
+            server: its name in the kernel file.
+
+        Raises:
+            Denied: no rule lets it read any of them.
+        """
+        return self._caller.run(operations.resources(server))
+
+    def read(self, server: str, uri: str) -> McpContents:
+        """Read a resource.
+
+        Args:
+            server: its name in the kernel file.
+            uri: as `resources` lists it, or one of its templates makes it.
+
+        Raises:
+            Denied: a rule or a person denies it, or nothing allows it.
+            CallFailed: the server can't be reached, has no such resource, or gives none.
+            InvalidRequest: the URI could be read in two ways.
+        """
+        return self._caller.run(operations.read(server, uri))

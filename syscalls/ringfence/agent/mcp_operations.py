@@ -1,7 +1,8 @@
-"""Operations on tools of declared MCP servers, for both front ends; no I/O."""
+"""Operations on tools and resources of declared MCP servers, for both front ends; no I/O."""
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,118 @@ class McpAnswer:
     def text(self) -> str:
         """All blocks of text, one after the other."""
         return "\n".join(str(block.get("text", "")) for block in self.content if block.get("type") == "text")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpResource:
+    """One resource of a server, or a template of more, as it lists it.
+
+    Attributes:
+        uri: of the resource; of a template with variables in braces.
+        name: of it.
+        title: for people; empty: it has none.
+        description: what its server says that it is.
+        mime_type: of what is there; empty: it says none.
+        size: of that in bytes; None: it says none.
+    """
+
+    uri: str
+    name: str
+    title: str
+    description: str
+    mime_type: str
+    size: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpResources:
+    """What a server has to read.
+
+    Attributes:
+        resources: that the agent may read, in the order of their URIs.
+        templates: of URIs of more; whether one may be read is known when it is.
+        withheld: how many there are that no rule lets it read.
+    """
+
+    resources: Sequence[McpResource]
+    templates: Sequence[McpResource]
+    withheld: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpPart:
+    """One part of a resource.
+
+    Attributes:
+        uri: of the part.
+        mime_type: of it; empty: the server says none.
+        text: what is there; None: it is no text.
+        data: what is there where it is no text, else None.
+    """
+
+    uri: str
+    mime_type: str
+    text: str | None
+    data: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpContents:
+    """What a resource has.
+
+    Attributes:
+        parts: one or more.
+    """
+
+    parts: Sequence[McpPart]
+
+    @property
+    def text(self) -> str:
+        """All parts of text, one after the other."""
+        return "\n".join(part.text for part in self.parts if part.text is not None)
+
+
+def resources(server: str) -> Operation[McpResources]:
+    """List resources."""
+
+    def decode(result: Json) -> McpResources:
+        return McpResources(
+            resources=[_resource(one, "uri") for one in result.get("resources") or ()],
+            templates=[_resource(one, "uriTemplate") for one in result.get("templates") or ()],
+            withheld=int(result.get("withheld", 0)),
+        )
+
+    return Operation("mcp.resources", {"server": server}, decode)
+
+
+def _resource(one: Json, key: str) -> McpResource:
+    return McpResource(
+        uri=str(one.get(key, "")),
+        name=str(one.get("name", "")),
+        title=str(one.get("title") or ""),
+        description=str(one.get("description") or ""),
+        mime_type=str(one.get("mimeType") or ""),
+        size=one.get("size"),
+    )
+
+
+def read(server: str, uri: str) -> Operation[McpContents]:
+    """Read one."""
+
+    def decode(result: Json) -> McpContents:
+        return McpContents(parts=[_part(one) for one in result.get("contents") or ()])
+
+    return Operation("mcp.read", {"server": server, "uri": uri}, decode)
+
+
+def _part(one: Json) -> McpPart:
+    blob = one.get("blob")
+    return McpPart(
+        uri=str(one.get("uri", "")),
+        mime_type=str(one.get("mimeType") or ""),
+        text=one.get("text"),
+        data=None if blob is None else base64.b64decode(blob),
+    )
 
 
 def tools(server: str) -> Operation[Found[McpTool]]:

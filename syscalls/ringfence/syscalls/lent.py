@@ -198,6 +198,18 @@ class McpServers(Protocol):
         """
         ...
 
+    async def listed(self, server: str, kind: str) -> Sequence[Mapping[str, Any]]:
+        """What a server lists now, each as the protocol has it.
+
+        Args:
+            server: its name.
+            kind: `resources` or `templates`.
+
+        Raises:
+            CallFailed: it can't be reached, or does not say.
+        """
+        ...
+
     async def session(self, server: str) -> McpSession:
         """The agent's session with a server, a fresh one where there is none.
 

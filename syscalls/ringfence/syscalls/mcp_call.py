@@ -17,7 +17,6 @@ from ringfence.syscalls.errors import (
     NoSuchResource,
     OutcomeUnknown,
     QuotaExceeded,
-    SyscallError,
 )
 from ringfence.syscalls.mcp_common import (
     ANSWER_BYTES_MAX,
@@ -30,11 +29,12 @@ from ringfence.syscalls.mcp_common import (
     declared_tool,
     effect_of,
     sayable,
+    server_of,
 )
+from ringfence.syscalls.mcp_reading import refused_by
 from ringfence.syscalls.payload import Room
-from ringfence.syscalls.ratelimits import wait_of
 from ringfence.syscalls.redaction import redactor_for
-from ringfence.syscalls.refusals import afford_answer, outcome_unknown, refuse_unavailable
+from ringfence.syscalls.refusals import afford_answer, outcome_unknown
 from ringfence.syscalls.upstream import upstream_of
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from ringfence.syscalls.declared import McpResource
     from ringfence.syscalls.upstream import Upstream
 
-_HTTP_REFUSED: Final = range(400, 500)
-_ASK_LATER: Final = frozenset({429, 503})
 _SHOWN: Final = 300
 _LEAST_BYTES: Final = 64 << 10
 """What a budget of bytes has to have left for an answer before a call is made that does not only read."""
@@ -88,7 +86,7 @@ def plan(arguments: Arguments, env: Env) -> Plan:
         InvalidRequest: no name of a tool, arguments that are no object, or without what rules look at.
         NoSuchResource: no such server, or it is unavailable.
     """
-    resource = _server(arguments.server, env)
+    resource = server_of(arguments.server, env)
     if not sayable(arguments.tool):
         raise InvalidRequest(
             f"{arguments.tool[:80]!a} is no name of a tool that a rule can say; names have letters, digits, `_`, `-`, `/` and dots"
@@ -103,17 +101,6 @@ def plan(arguments: Arguments, env: Env) -> Plan:
         arguments=cast("dict[str, Any]", given),
     )
     return _plan(target, None)
-
-
-def _server(name: str, env: Env) -> McpResource:
-    resource = env.mcp.get(name)
-    if resource is None:
-        declared = ", ".join(f"`{one}`" for one in sorted(env.mcp)) or "none"
-        raise NoSuchResource(
-            f"`{name[:80]}` is no declared MCP server; declared: {declared}; the operator can declare it in the kernel file"
-        )
-    refuse_unavailable(resource)
-    return resource
 
 
 def _plan(target: Target, found: Definition | None) -> Plan:
@@ -230,7 +217,8 @@ async def _exchange(
     arguments = _arguments(call, target)
     try:
         async with asyncio.timeout(timeout_s):
-            return await session.call(target.tool, arguments, call.effect_id, sent)
+            params = {"name": target.tool, "arguments": arguments}
+            return await session.ask("tools/call", params, call.effect_id, sent)
     except TimeoutError:
         raise _failure(call, target, sent, f"did not answer within {timeout_s:g} s") from None
     except Refused as error:
@@ -243,24 +231,9 @@ async def _exchange(
             code=str(error.code),
         ) from None
     except Lost as error:
-        raise _refused(call, target, sent, upstream) or _failure(
+        raise refused_by(target.resource.name, sent, upstream) or _failure(
             call, target, sent, redactor_for(call.env, target.resource.secrets).text(str(error))
         ) from None
-
-
-def _refused(call: Call, target: Target, sent: Sent, upstream: Upstream) -> SyscallError | None:
-    """What an answer of HTTP itself says; None: nothing that can be relied on."""
-    del call
-    if sent.status in _ASK_LATER:
-        wait_s = wait_of(sent.status, sent.headers, b"", 1)
-        if wait_s is not None:
-            upstream.told(wait_s)
-            return upstream.exceeded(1)
-    if sent.status in _HTTP_REFUSED:
-        return CallFailed(
-            f"`{target.resource.name}` answered {sent.status} and did not carry out the call", sent="refused"
-        )
-    return None
 
 
 def _failure(

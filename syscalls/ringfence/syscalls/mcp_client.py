@@ -4,7 +4,7 @@ It is imported when the first server is used, for that takes long (see `mcp_sess
 kernel must not is prevented at the edge of it: requests follow no redirect, go to addresses that were looked at, carry the operator's
 credential and nothing of the environment, and answers are bounded before they are read.
 
-INVARIANT: a `tools/call` is sent once. Whether it began to leave, and what came of it, stands in its `Sent`.
+INVARIANT: a request that is part of a call is sent once. Whether it began to leave, and what came of it, stands in its `Sent`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,24 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    METHOD_NOT_FOUND,
     PARSE_ERROR,
     REQUEST_TIMEOUT,
-    CallToolRequest,
-    CallToolRequestParams,
     Implementation,
     PaginatedRequestParams,
 )
 from pydantic import BaseModel, ConfigDict, ValidationError
 from ringfence.syscalls.errors import CallFailed
 from ringfence.syscalls.http_reach import addresses_of
-from ringfence.syscalls.mcp_common import ANSWER_BYTES_MAX, DEFINITIONS_MAX, EFFECT_ID, Lost, Refused, Sent
+from ringfence.syscalls.mcp_common import (
+    ANSWER_BYTES_MAX,
+    EFFECT_ID,
+    Lost,
+    Refused,
+    Sent,
+)
+from ringfence.syscalls.mcp_methods import CALLS, LISTS, REQUESTS
 
 if TYPE_CHECKING:
     import ssl
@@ -115,45 +122,47 @@ class Session:
         async with asyncio.timeout(within_s):
             await asyncio.shield(self._client)
 
-    async def definitions(self) -> list[dict[str, Any]]:
-        """The tools, as the server defines them.
+    async def listed(self, kind: str) -> list[dict[str, Any]]:
+        """All that the server lists of a kind, each as the protocol has it; nothing where it has none of that kind.
+
+        Args:
+            kind: a key of `LISTS`.
 
         Raises:
-            Lost: the session is over, or what it says is no list of tools.
+            Lost: the session is over, or what it says is no such list.
         """
+        one = LISTS[kind]
         client = await asyncio.shield(self._client)
         found: list[dict[str, Any]] = []
         cursor: str | None = None
         try:
             while True:
-                page = await client.session.list_tools(
-                    params=None if cursor is None else PaginatedRequestParams(cursor=cursor)
-                )
-                found += [
-                    tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in page.tools
-                ]
-                if len(found) > DEFINITIONS_MAX:
-                    raise Lost(f"lists more than {DEFINITIONS_MAX} tools")
+                params = None if cursor is None else PaginatedRequestParams(cursor=cursor)
+                page = await getattr(client.session, one.method)(params=params)
+                items = getattr(page, one.field)
+                found += [item.model_dump(mode="json", by_alias=True, exclude_none=True) for item in items]
+                if len(found) > one.most:
+                    raise Lost(f"lists more than {one.most} {kind}")
                 if not page.next_cursor or page.next_cursor == cursor:
                     return found
                 cursor = page.next_cursor
         except MCPError as error:
+            if error.code == METHOD_NOT_FOUND and one.optional:
+                return []
             raise Lost(
-                UNREAD if error.code == PARSE_ERROR else f"does not list its tools (error {error.code})"
+                UNREAD if error.code == PARSE_ERROR else f"does not list its {kind} (error {error.code})"
             ) from None
         except (ValidationError, ValueError) as error:
-            raise Lost(f"says what is no list of tools ({type(error).__name__})") from None
+            raise Lost(f"says what is no list of {kind} ({type(error).__name__})") from None
         except (anyio.ClosedResourceError, anyio.BrokenResourceError, RuntimeError) as error:
             raise Lost(_reason(error)) from None
 
-    async def call(
-        self, tool: str, arguments: Mapping[str, Any], effect_id: str, sent: Sent
-    ) -> dict[str, Any]:
-        """Send one call, once; gives the result as it came.
+    async def ask(self, method: str, params: Mapping[str, Any], effect_id: str, sent: Sent) -> dict[str, Any]:
+        """Send one request, once; gives the result as it came.
 
         Args:
-            tool: its name.
-            arguments: of the tool.
+            method: a key of `REQUESTS`.
+            params: of it, without `_meta`.
             effect_id: sent along, and what `sent` is known by.
             sent: told how far it comes.
 
@@ -162,14 +171,14 @@ class Session:
             Refused: the server answered with an error.
         """
         client = await asyncio.shield(self._client)
-        request = CallToolRequest(
-            params=CallToolRequestParams(name=tool, arguments=dict(arguments), _meta={EFFECT_ID: effect_id})
+        request = REQUESTS[method].model_validate(
+            {"method": method, "params": {**params, "_meta": {EFFECT_ID: effect_id}}}
         )
         self._sent[effect_id] = sent
         try:
             raw = await client.session.send_request(request, _Raw)
         except MCPError as error:
-            if sent.lost or sent.status >= _BAD:
+            if sent.lost or (sent.status >= _BAD and not _worded(method, sent, error)):
                 raise Lost(sent.lost or f"answered {sent.status}") from None
             if error.code in _LOST:
                 raise Lost(UNREAD if error.code == PARSE_ERROR else "gave no answer") from None
@@ -194,6 +203,11 @@ class Session:
             self._client.exception()
         if self._task.done() and not self._task.cancelled():
             self._task.exception()
+
+
+def _worded(method: str, sent: Sent, error: MCPError) -> bool:
+    """Whether an error of HTTP says in the protocol's words why something that only reads is not given."""
+    return method not in CALLS and sent.status == _BAD and error.code != INTERNAL_ERROR
 
 
 def _reason(error: BaseException) -> str:
@@ -282,12 +296,12 @@ class _Edge(httpx2.AsyncBaseTransport):
         return response
 
     def _of(self, request: httpx2.Request) -> Sent | None:
-        """What is known of the tool call that a request carries; None: it carries none."""
+        """What is known of the call that a request carries; None: it carries none."""
         if request.method != "POST":
             return None
         try:
             said = json.loads(request.content)
-            if said.get("method") == "tools/call":
+            if said.get("method") in REQUESTS:
                 return self._sent.get(said["params"]["_meta"][EFFECT_ID])
         except (ValueError, AttributeError, KeyError, TypeError):
             return None

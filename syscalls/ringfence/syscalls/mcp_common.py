@@ -12,19 +12,25 @@ import msgspec
 from ringfence.policy.matcher import match_name
 from ringfence.syscalls.base import Effect
 from ringfence.syscalls.codec import canonical_json
+from ringfence.syscalls.errors import NoSuchResource
+from ringfence.syscalls.refusals import refuse_unavailable
 
 if TYPE_CHECKING:
     from ringfence.policy.mcp_servers import ToolDecl
+    from ringfence.syscalls.base import Env
     from ringfence.syscalls.declared import McpResource
 
 ANSWER_BYTES_MAX: Final = 8 << 20
-"""Largest answer of a server, also of one that lists its tools."""
+"""Largest answer of a server, also of one that lists its tools or resources."""
 
 DEFINITIONS_MAX: Final = 1000
 """Most tools of one server."""
 
+LISTED_MAX: Final = 10_000
+"""Most resources, or templates of them, of one server that are listed."""
+
 EFFECT_ID: Final = "ringfence/effect-id"
-"""Key in `_meta` of a call: its effect id, the same however often it is made again."""
+"""Key in `_meta` of a request: its effect id, the same however often it is made again."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_/-]+(\.[A-Za-z0-9_/-]+)*", re.ASCII)
 _NAME_MAX: Final = 128
@@ -93,15 +99,37 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
 class McpSession(Protocol):
     """A session of one agent with one server."""
 
-    async def call(
-        self, tool: str, arguments: Mapping[str, Any], effect_id: str, sent: Sent
+    async def ask(
+        self, method: str, params: Mapping[str, Any], effect_id: str, sent: Sent
     ) -> Mapping[str, Any]:
-        """Send one call, once.
+        """Send one request, once; gives the result as it came.
+
+        Args:
+            method: of the protocol, `tools/call` or `resources/read`.
+            params: of it, without `_meta`.
+            effect_id: sent along in that.
+            sent: told how far it comes.
 
         Raises:
             Lost, Refused: as they say.
         """
         ...
+
+
+def server_of(name: str, env: Env) -> McpResource:
+    """The declared server of a name.
+
+    Raises:
+        NoSuchResource: there is none, or it is unavailable.
+    """
+    resource = env.mcp.get(name)
+    if resource is None:
+        declared = ", ".join(f"`{one}`" for one in sorted(env.mcp)) or "none"
+        raise NoSuchResource(
+            f"`{name[:80]}` is no declared MCP server; declared: {declared}; the operator can declare it in the kernel file"
+        )
+    refuse_unavailable(resource)
+    return resource
 
 
 def sayable(tool: str) -> bool:

@@ -22,6 +22,7 @@ from mcp_types import (
 from pydantic import ValidationError
 from ringfence.syscalls.mcp_client import Session
 from ringfence.syscalls.mcp_common import EFFECT_ID, Sent
+from ringfence.syscalls.mcp_methods import REQUESTS
 
 if TYPE_CHECKING:
     from mcp.client._transport import TransportStreams
@@ -108,7 +109,7 @@ def _heard(line: bytes) -> JSONRPCMessage | None:
 
 def _told(item: SessionMessage, sent: Mapping[str, Sent]) -> Sent | None:
     message = item.message
-    if not isinstance(message, JSONRPCRequest) or message.method != "tools/call":
+    if not isinstance(message, JSONRPCRequest) or message.method not in REQUESTS:
         return None
     meta = cast("dict[str, Any]", (message.params or {}).get("_meta") or {})
     return sent.get(str(meta.get(EFFECT_ID, "")))

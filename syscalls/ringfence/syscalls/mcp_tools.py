@@ -6,10 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from ringfence.syscalls.base import Plan, Question
-from ringfence.syscalls.errors import Denied, NoSuchResource
-from ringfence.syscalls.mcp_common import Definition, action_of, declared_tool, effect_of, sayable
+from ringfence.syscalls.errors import Denied
+from ringfence.syscalls.mcp_common import (
+    Definition,
+    action_of,
+    declared_tool,
+    effect_of,
+    sayable,
+    server_of,
+)
 from ringfence.syscalls.redaction import redactor_for
-from ringfence.syscalls.refusals import refuse_unavailable
 
 if TYPE_CHECKING:
     from ringfence.syscalls.base import Call, Env
@@ -54,14 +60,7 @@ def plan(arguments: Arguments, env: Env) -> Plan:
     Raises:
         NoSuchResource: no such server, or it is unavailable.
     """
-    resource = env.mcp.get(arguments.server)
-    if resource is None:
-        declared = ", ".join(f"`{one}`" for one in sorted(env.mcp)) or "none"
-        raise NoSuchResource(
-            f"`{arguments.server[:80]}` is no declared MCP server; declared: {declared}; "
-            "the operator can declare it in the kernel file"
-        )
-    refuse_unavailable(resource)
+    resource = server_of(arguments.server, env)
     question = Question(action="mcp.tools", resource=resource.name)
     return Plan(resource=resource.name, questions=(question,), data=resource)
 

@@ -113,20 +113,26 @@ class Declared:
 
     async def _of(self, server: str) -> Sequence[Lent]:
         assert self._list is not None  # noqa: S101 - a kernel with servers has the row
-        asked = await self._calls.ask(self._list, canonical_json({"server": server}))
-        told = False
-        try:
-            found: Answer | Parked = await asked.first()
-            if isinstance(found, Parked):
-                told = True
-                return []
-            if found.failure is not None or found.result is None:
-                return []
-            listed = msgspec.json.decode(found.result, type=_Listed)
-        finally:
-            if told or not asked.over:
-                self._calls.leave(asked, told=told)
+        result = await listed_by(self._calls, self._list, server)
+        if result is None:
+            return []
+        listed = msgspec.json.decode(result, type=_Listed)
         return [Lent(name=_name(server, one.name), server=server, told=one) for one in listed.tools]
+
+
+async def listed_by(calls: Calls, row: Row, server: str) -> bytes | None:
+    """What a row that lists tells of a server, as JSON; None: nothing now."""
+    asked = await calls.ask(row, canonical_json({"server": server}))
+    told = False
+    try:
+        found: Answer | Parked = await asked.first()
+        if isinstance(found, Parked):
+            told = True
+            return None
+        return None if found.failure is not None else found.result
+    finally:
+        if told or not asked.over:
+            calls.leave(asked, told=told)
 
 
 def _name(server: str, tool: str) -> str:

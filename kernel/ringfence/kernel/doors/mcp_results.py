@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Final
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import mcp_types as types
-from pydantic import ValidationError
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import BaseModel, ValidationError
 from ringfence.kernel.doors import mcp_tools
 from ringfence.kernel.doors.mcp_calls import Parked
 from ringfence.kernel.doors.mcp_declared import Lent
@@ -29,10 +33,20 @@ PREVIEW_CHARS: Final = 2048
 READ_CHARS_MAX: Final = 256 << 10
 """How much of a result one reading of its resource gives."""
 
+OWN: Final = "ringfence:"
+"""How URIs of recorded results begin; no declared server's are read under such."""
+
+REFUSED: Final = -32000
+"""Error code of a request that is none of a tool and was refused, or waits."""
+
+_NOT_FOUND: Final = frozenset({"-32002", "-32602"})
+"""What servers say of a resource that they don't have."""
+
 RESOURCE_NOT_FOUND: Final = -32002
 """Error code of the protocol's versions with a handshake."""
 
 STEP: Final = "ringfence/step"
+Listed = TypeVar("Listed", bound=BaseModel)
 
 _ADVICE: Final = {
     "Denied": "; nothing was done. It stays refused until the operator changes that: do it another way, or say what you need",
@@ -132,6 +146,61 @@ def parked(name: str, found: Parked) -> types.CallToolResult:
     )
 
 
+def parked_error(name: str, found: Parked) -> MCPError:
+    """The same of a request that is none of a tool."""
+    text = f"{_waits(name, found)} It is not lost: ask the same again later, and you get its result."
+    data = {"ringfence/reason": "Parked", STEP: found.step, "ringfence/waits_for": found.text}
+    return MCPError(REFUSED, text, data=data)
+
+
+def refusal(version: str, error: SyscallError, about: dict[str, Any]) -> MCPError:
+    """A refusal of a request that is none of a tool.
+
+    Args:
+        version: of the protocol.
+        error: what was refused.
+        about: what it was about.
+    """
+    code = REFUSED
+    if error.reason in ("NoSuchResource", "InvalidRequest") or error.metadata.get("code") in _NOT_FOUND:
+        code = types.INVALID_PARAMS if version in MODERN_PROTOCOL_VERSIONS else RESOURCE_NOT_FOUND
+    facts = {f"ringfence/{name}": value for name, value in error.metadata.items()}
+    text = f"{error.reason}: {error.message}{_ADVICE.get(error.reason, '')}"
+    return MCPError(code, text, data={**about, "ringfence/reason": error.reason, **facts})
+
+
+def contents(uri: str, answer: Answer, place: tuple[str, int]) -> types.ReadResourceResult:
+    """What a declared server's resource has."""
+    text = _text(mcp_said := json.loads(answer.result or b"{}"))
+    try:
+        if _size(text) <= PASSED_BYTES_MAX:
+            found = types.ReadResourceResult.model_validate({"contents": mcp_said.get("contents")})
+            return found.model_copy(
+                update={"meta": {STEP: answer.step}, "ttl_ms": 0, "cache_scope": "private"}
+            )
+        told = (
+            f"the resource has {len(text)} characters as JSON; it begins as follows. "
+            f"Read on at resource `{OWN}//result/{place[0]}/{place[1]}?offset={PREVIEW_CHARS}`"
+        )
+        parts = [told, text[:PREVIEW_CHARS]]
+    except ValidationError:
+        # What this version of the protocol doesn't know is text.
+        parts = [text]
+    shown: list[Any] = [types.TextResourceContents(uri=uri, text=part) for part in parts]
+    return types.ReadResourceResult(
+        contents=shown, ttl_ms=0, cache_scope="private", _meta={STEP: answer.step}
+    )
+
+
+def valid(kind: type[Listed], found: Iterable[Any]) -> list[Listed]:
+    """What servers list that this version of the protocol knows."""
+    kept: list[Listed] = []
+    for one in found:
+        with suppress(ValidationError):
+            kept.append(kind.model_validate(one))
+    return kept
+
+
 def question(name: str, found: Parked) -> str:
     """What the client's user is asked about a call that waits."""
     return f"{_waits(name, found)} Shall the agent wait for that decision? It can't be made here."
@@ -147,7 +216,7 @@ def _text(value: Any) -> str:
 
 
 def template() -> types.ResourceTemplate:
-    """The one kind of resource that there is."""
+    """Of the kernel's own resources."""
     return types.ResourceTemplate(
         uri_template="ringfence://result/{lane}/{step}{?offset}",
         name="result",

@@ -2,8 +2,7 @@
 
 Nothing here decides anything: a tool call is a syscall, and its answer is told in the words of the protocol.
 
-INVARIANT: whoever speaks here is the agent. Nothing that is said on this connection approves a call: an elicitation asks
-whether to wait for the operator's decision, never for the decision.
+INVARIANT: whoever speaks here is the agent, and nothing that is said on this connection approves a call: see `mcp_asking`.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib import metadata
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import anyio
 import mcp_types as types
-from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.session import ServerSession
@@ -27,24 +25,20 @@ from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
-from mcp.shared.subscriptions import ToolsListChanged
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from mcp.shared.subscriptions import ResourcesListChanged, ToolsListChanged
 from pydantic import ValidationError
 from ringfence.kernel.boundaries import ITS_OWN
 from ringfence.kernel.doors import mcp_results, mcp_tools
-from ringfence.kernel.doors.mcp_calls import Asked, Calls, Parked
+from ringfence.kernel.doors.mcp_asking import Context, Made, ask
+from ringfence.kernel.doors.mcp_calls import Calls, Parked
 from ringfence.kernel.doors.mcp_declared import CALL, Declared
+from ringfence.kernel.doors.mcp_offers import READ, OfServers, named
 from ringfence.kernel.doors.mcp_unread import unreadable
 from ringfence.kernel.server.desk import Desk
 from ringfence.kernel.settled import Answer
 from ringfence.syscalls.codec import ARGUMENTS_BYTES_MAX
 from ringfence.syscalls.errors import InvalidRequest, SyscallError
 from ringfence.syscalls.table import Row
-
-Context: TypeAlias = ServerRequestContext[Any, Any]
-
-WAIT_S: Final = 45.0
-"""How long a call that was found again waits for its answer: less than the minute that clients commonly wait."""
 
 LISTENS_MAX: Final = 4
 """Subscriptions of one connection, or of all over HTTP."""
@@ -59,12 +53,6 @@ INSTRUCTIONS: Final = (
     "Every tool is a call to the Ringfence kernel, which decides, records and can undo it. A refused call says why and what "
     "to do. One that waits for a person says so: make it again with the same arguments to get its result."
 )
-_WAIT: Final = {
-    "type": "object",
-    "properties": {"wait": {"type": "boolean", "title": "Wait for the decision", "default": True}},
-    "required": ["wait"],
-}
-
 _OF_OVERLAYS: Final = frozenset({"workspace.commit"})
 """Rows for programs on an overlay alone."""
 
@@ -81,8 +69,8 @@ class _Server(Server[Any]):
         experimental_capabilities: dict[str, dict[str, Any]] | None = None,
         extensions: dict[str, dict[str, Any]] | None = None,
     ) -> InitializationOptions:
-        """Say that clients hear of changed tools."""
-        told = notification_options or NotificationOptions(tools_changed=True)
+        """Say that clients hear of changed lists."""
+        told = notification_options or NotificationOptions(tools_changed=True, resources_changed=True)
         return super().create_initialization_options(told, experimental_capabilities, extensions)
 
     def get_capabilities(
@@ -93,11 +81,11 @@ class _Server(Server[Any]):
         *,
         protocol_version: str | None = None,
     ) -> types.ServerCapabilities:
-        """Say of resources that they never change: they are recorded results."""
+        """Say of resources that which there are may change, and that nobody is told when one does."""
         found = super().get_capabilities(
             notification_options, experimental_capabilities, extensions, protocol_version=protocol_version
         )
-        return found.model_copy(update={"resources": types.ResourcesCapability()})
+        return found.model_copy(update={"resources": types.ResourcesCapability(list_changed=True)})
 
 
 class Door:
@@ -115,6 +103,7 @@ class Door:
         self._rows = mcp_tools.by_name(table)
         self._call_row = table[CALL]
         self._declared = Declared(desk, calls, table)
+        self._offered_there = OfServers(desk, calls, table)
         self._bus = InMemorySubscriptionBus()
         self._peers: deque[ServerSession] = deque(maxlen=PEERS_MAX)
         self._changed = asyncio.Event()
@@ -217,10 +206,10 @@ class Door:
         row = self._rows.get(name)
         return self._declared.schema(name) if row is None else mcp_tools.tool(row)["inputSchema"]
 
-    def _state(self) -> tuple[object, ...]:
-        """What the list rests on: names, and of declared servers the rights themselves."""
+    def _state(self) -> tuple[Sequence[str], object]:
+        """What the lists rest on: names, and of declared servers the rights themselves."""
         servers = self._declared.servers()
-        return (*self._offered(), *servers, self._desk.thread.rights.version if servers else "")
+        return self._offered(), (servers, self._desk.thread.rights.version if servers else "")
 
     @asynccontextmanager
     async def announcing(self) -> AsyncGenerator[None]:
@@ -239,7 +228,7 @@ class Door:
         self._peers.append(context.session)
 
     async def _announce(self) -> None:
-        """Say that other tools are offered, once for each time that they are."""
+        """Say that something else is offered, once for each time that it is."""
         known = self._state()
         while True:
             await self._changed.wait()
@@ -247,12 +236,17 @@ class Door:
             now = self._state()
             if now == known:
                 continue
+            there = now[1] != known[1]
             known = now
             await self._bus.publish(ToolsListChanged())
+            if there:
+                await self._bus.publish(ResourcesListChanged())
             for peer in tuple(self._peers):
                 # Whoever doesn't read now looks at its list when it does.
                 with anyio.move_on_after(TELL_S):
                     await peer.send_tool_list_changed()
+                    if there:
+                        await peer.send_resource_list_changed()
 
     # -- calls --------------------------------------------------------------------------------------------------
 
@@ -270,107 +264,71 @@ class Door:
             raw = mcp_tools.arguments(row, given)
         except InvalidRequest as error:
             return mcp_results.failed(error)
-        asked = await self._calls.ask(row, raw)
-        again, told = asked.told, False
-        try:
-            found = await asked.first()
-            if isinstance(found, Parked):
-                found = await self._person(context, params, asked, found, again=again)
-            if isinstance(found, types.InputRequiredResult):
-                told = True
-                return found
-            if isinstance(found, Parked):
-                told = True
-                return mcp_results.parked(params.name, found)
-            return await self._answer(row, asked, found)
-        finally:
-            if told or not asked.over:
-                self._calls.leave(asked, told=told)
+        made = await ask(self._calls, context, params.name, params.input_responses, row, raw)
+        if isinstance(made, types.InputRequiredResult):
+            return made
+        if isinstance(made, Parked):
+            return mcp_results.parked(params.name, made)
+        return await self._answer(row, made)
 
-    async def _answer(self, row: Row, asked: Asked, answer: Answer) -> types.CallToolResult:
-        if answer.withheld:
-            # Nobody is told: the program is ended, and this connection with it.
-            await self._desk.closed.wait()
-            raise MCPError(types.INTERNAL_ERROR, "the program has ended")
+    async def _answer(self, row: Row, made: Made) -> types.CallToolResult:
+        answer = await self._told(made)
         if answer.failure is not None:
             return mcp_results.failed(answer.failure)
         try:
             if row is self._call_row:
-                return mcp_results.passed_on(answer, asked.place)
-            return mcp_results.done(row, answer, asked.place)
+                return mcp_results.passed_on(answer, made.place)
+            return mcp_results.done(row, answer, made.place)
         except Exception:  # noqa: BLE001 - a bug is logged, as often as the log can bear
             return mcp_results.failed(self._desk.bug(row.action))
 
-    async def _person(
-        self,
-        context: Context,
-        params: types.CallToolRequestParams,
-        asked: Asked,
-        parked: Parked,
-        *,
-        again: bool,
-    ) -> Answer | Parked | types.InputRequiredResult:
-        """What comes of a call that waits for a person: its answer, if the client's user waits for it."""
-        session = context.session
-        capabilities = session.client_capabilities
-        elicits = capabilities is not None and capabilities.elicitation is not None
-        if params.input_responses is not None:
-            said = params.input_responses.get("wait")
-            return await self._decided(asked, parked, said if isinstance(said, types.ElicitResult) else None)
-        if again:
-            with anyio.move_on_after(WAIT_S):
-                return await asked.answered()
-            return parked
-        if not elicits:
-            return parked
-        message = mcp_results.question(params.name, parked)
-        if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
-            form = types.ElicitRequestFormParams(message=message, requested_schema=_WAIT)
-            return types.InputRequiredResult(input_requests={"wait": types.ElicitRequest(params=form)})
-        answer = asyncio.ensure_future(asked.answered())
-        question = asyncio.ensure_future(session.elicit_form(message, _WAIT, context.request_id))
-        try:
-            await asyncio.wait({answer, question}, return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():
-                return answer.result()
-            try:
-                said = question.result()
-            except (MCPError, ValidationError):
-                said = None
-            return await self._decided(asked, parked, said)
-        finally:
-            answer.cancel()
-            question.cancel()
+    async def _told(self, made: Made) -> Answer:
+        if made.answer.withheld:
+            # Nobody is told: the program is ended, and this connection with it.
+            await self._desk.closed.wait()
+            raise MCPError(types.INTERNAL_ERROR, "the program has ended")
+        return made.answer
 
-    @staticmethod
-    async def _decided(asked: Asked, parked: Parked, said: types.ElicitResult | None) -> Answer | Parked:
-        waits = said is not None and said.action == "accept" and (said.content or {}).get("wait") is not False
-        return await asked.answered() if waits else parked
-
-    # -- long results -------------------------------------------------------------------------------------------
+    # -- resources ----------------------------------------------------------------------------------------------
 
     async def _resources(
         self, _: Context, __: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
-        return types.ListResourcesResult(resources=[], ttl_ms=0, cache_scope="private")
+        await self._desk.thread.current_rights()
+        found = mcp_results.valid(types.Resource, (await self._offered_there.resources()).resources)
+        return types.ListResourcesResult(resources=found, ttl_ms=0, cache_scope="private")
 
     async def _templates(
         self, _: Context, __: types.PaginatedRequestParams | None
     ) -> types.ListResourceTemplatesResult:
+        await self._desk.thread.current_rights()
+        found = mcp_results.valid(types.ResourceTemplate, (await self._offered_there.resources()).templates)
         return types.ListResourceTemplatesResult(
-            resource_templates=[mcp_results.template()], ttl_ms=0, cache_scope="private"
+            resource_templates=[mcp_results.template(), *found], ttl_ms=0, cache_scope="private"
         )
 
     async def _read(
         self, context: Context, params: types.ReadResourceRequestParams
-    ) -> types.ReadResourceResult:
+    ) -> types.ReadResourceResult | types.InputRequiredResult:
+        uri = str(params.uri)
         try:
-            contents = await self._results.read(str(params.uri))
+            if uri.startswith(mcp_results.OWN):
+                contents = await self._results.read(uri)
+                return types.ReadResourceResult(contents=[contents], ttl_ms=0, cache_scope="private")
+            row = self._desk.dispatcher.table[READ]
+            server = await self._offered_there.server_of(uri, named(params.meta))
+            raw = mcp_tools.arguments(row, {"server": server, "uri": uri})
+            made = await ask(self._calls, context, f"read {uri[:256]}", params.input_responses, row, raw)
+            if isinstance(made, types.InputRequiredResult):
+                return made
+            if isinstance(made, Parked):
+                raise mcp_results.parked_error(f"reading `{uri[:256]}`", made)
+            answer = await self._told(made)
+            if answer.failure is not None:
+                raise answer.failure
+            return mcp_results.contents(uri, answer, made.place)
         except SyscallError as error:
-            missing = context.protocol_version not in MODERN_PROTOCOL_VERSIONS
-            code = mcp_results.RESOURCE_NOT_FOUND if missing else types.INVALID_PARAMS
-            raise MCPError(code, error.message, data={"uri": str(params.uri)[:256]}) from None
-        return types.ReadResourceResult(contents=[contents], ttl_ms=0, cache_scope="private")
+            raise mcp_results.refusal(context.protocol_version, error, {"uri": uri[:256]}) from None
 
 
 def _message(data: bytes) -> SessionMessage | None:

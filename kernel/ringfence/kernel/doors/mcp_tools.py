@@ -20,9 +20,9 @@ from ringfence.syscalls.table import LIST_VALUE, VALUE, Row, int_range, scalar_t
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-WITHHELD: Final = frozenset({"checkpoint.save", "mcp.call", "mcp.tools"})
+WITHHELD: Final = frozenset({"checkpoint.save", "mcp.call", "mcp.tools", "mcp.resources", "mcp.read"})
 """Rows that are no tools: a checkpoint is the state of a program that the library restarts, saved from its main lane; and each tool of a
-declared MCP server is one by itself."""
+declared MCP server is one by itself, its resources are resources."""
 
 TEXT: Final = "_text"
 _OUTSIDE: Final = frozenset({"url", "model", "database", "object", "prefix"})

@@ -25,7 +25,9 @@ from ringfence.syscalls.codec import decode_arguments
 from ringfence.syscalls.errors import SyscallError
 
 _ABSENT = "absent"
-_PLANNED = frozenset({"sql.read", "sql.write", "state.transaction", "mcp.call", "mcp.tools"})
+_PLANNED = frozenset(
+    {"sql.read", "sql.write", "state.transaction", "mcp.call", "mcp.tools", "mcp.resources", "mcp.read"}
+)
 """Calls whose questions follow from their arguments alone, and are not the one that their row names."""
 
 _REFUSED = frozenset({"denied", "refused"})

@@ -8,7 +8,7 @@ from typing import Any
 from ringfence.kernel.journal.store_approvals import CHANNEL_APPROVAL
 from ringfence.kernel.operations.kernel import Kernel, rfc3339
 from ringfence.kernel.outreach_a2a import CARD, kept_as
-from ringfence.kernel.outreach_mcp import difference
+from ringfence.kernel.outreach_mcp_definitions import difference
 from ringfence.kernel.problems import Problem, conflict
 from ringfence.policy.lookalikes import unmasked
 from ringfence.syscalls.declared import A2aResource

@@ -22,7 +22,7 @@ from ringfence.kernel.revocation import apply_epoch
 from ringfence.kernel.rights import DOUBTFUL, IRREVERSIBLE, STRAYED
 from ringfence.kernel.thread import Thread
 from ringfence.kernel.weighing import facts_for
-from ringfence.policy.actions import kind_of
+from ringfence.policy.actions import kind_of, row_of
 from ringfence.policy.canonical import canonical_path, canonical_url
 from ringfence.policy.kernel_file import conditions_of
 from ringfence.policy.manifest_types import Manifest
@@ -257,7 +257,7 @@ def _denies(manifest: Manifest) -> list[tuple[str, str, str]]:
 async def can_i(kernel: Kernel, name: str, action: str, resource: str) -> dict[str, Any]:
     """What a call would get, without acting."""
     thread = await kernel.thread(name)
-    if action not in kernel.core.table and not _of_server(action):
+    if row_of(action) not in kernel.core.table:
         raise bad_usage(f"no action `{action}`; there are: {', '.join(kernel.core.table)}")
     try:
         canonical = canonical_resource(action, resource)
@@ -267,7 +267,7 @@ async def can_i(kernel: Kernel, name: str, action: str, resource: str) -> dict[s
     facts = None
     if thread.rights.conditions_on(questions):
         facts = await facts_for(kernel.core, thread, thread.rights, questions, None)
-    effect = kernel.core.table["mcp.call" if _of_server(action) else action].effect
+    effect = kernel.core.table[row_of(action)].effect
     decision = thread.rights.judge(questions, effect.name, facts=facts).decision
     final = no_return(action, str(canonical), thread.environment)
     if final and decision.verdict is Verdict.ALLOW:
@@ -278,11 +278,6 @@ async def can_i(kernel: Kernel, name: str, action: str, resource: str) -> dict[s
         "reason": decision.reason,
         "because": list(decision.facts),
     }
-
-
-def _of_server(action: str) -> bool:
-    """Whether an action is a tool of an MCP server; the row that calls it is no action of its own."""
-    return action.startswith("mcp.") and action.count(".") > 1 and "*" not in action
 
 
 def _questions_of(kernel: Kernel, thread: Thread, action: str, resource: Resource) -> tuple[Question, ...]:

@@ -20,6 +20,8 @@ from ringfence.kernel.waits import CREDENTIAL
 from ringfence.policy.types import Verdict
 from ringfence.syscalls.base import Effect, NeedsApproval, Recovery
 from ringfence.syscalls.errors import BudgetExhausted, NoSuchResource, SyscallError
+from ringfence.syscalls.lent import ArtifactFound
+from ringfence.syscalls.llm_parts import Kept
 from ringfence.syscalls.sleep import moved
 
 WITH_DESTRUCTION = ("calls", "destructive")
@@ -53,6 +55,9 @@ class Admission:
                 flight.decided(rights, judgement)
         if judgement.verdict is Verdict.DENY:
             raise flight.denial(judgement)
+        if flight.parts:
+            # INVARIANT: they are kept before a row that is more than a refusal points to them.
+            await _keep_parts(flight)
         if not flight.permits(judgement):
             raise NeedsApproval
 
@@ -213,6 +218,21 @@ class Admission:
         if flight.thread.pools is not None:
             flight.drawn = flight.thread.pools.attach(flight.reserved)
         flight.rerun = flight.row.recovery is Recovery.KEYED
+
+
+async def _keep_parts(flight: Flight) -> None:
+    """Make artifacts of what was taken out of the arguments.
+
+    Raises:
+        CallFailed: it can't be kept.
+    """
+    for name, part in list(flight.parts.items()):
+        size = len(part.data)
+        artifact = ArtifactFound(
+            name=name, version=0, ref=Kept(name, size).ref, media_type=part.media_type, size_bytes=size
+        )
+        await flight.env.artifacts.keep_page(part.data, artifact, flight.step)
+        flight.parts.pop(name, None)
 
 
 async def _available(flight: Flight, resource: str, within_s: float) -> None:

@@ -33,8 +33,9 @@ def counted(thread: Thread) -> bool:
 
 
 def arguments_of(flight: Flight) -> int:
-    """Bytes of a call's arguments."""
-    return content_bytes(flight.arguments, len(flight.canonical))
+    """Bytes of a call's arguments, with what was taken out of them."""
+    aside = flight.row.body.aside(flight, flight.arguments) if flight.row.takes_out else 0
+    return content_bytes(flight.arguments, len(flight.canonical)) + aside
 
 
 def room_of(flight: Flight) -> Room:

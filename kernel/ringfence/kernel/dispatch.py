@@ -152,7 +152,7 @@ class Dispatcher:
             if not request.alike:
                 return await self._diverge(thread, request, begun)
             # INVARIANT: a call that was cut off is made again as it was recorded: its key and its approval are about that.
-            request.raw = recorded_arguments(begun)
+            request = request.recorded(recorded_arguments(begun), begun.digest)
             arguments, canonical, digest = request.decode(row)
         flight = Flight(
             core=self._core,
@@ -161,6 +161,7 @@ class Dispatcher:
             arguments=arguments,
             canonical=canonical,
             digest=digest,
+            parts=request.parts,
             lane=request.lane,
             lane_step=request.lane_step,
             step=thread.take_step() if begun is None else begun.step,
@@ -254,9 +255,8 @@ class Dispatcher:
         if self._core.telemetry is not None:
             self._core.telemetry.call(flight, answer)
         if isinstance(answer.failure, OutcomeUnknown):
-            lane, lane_step = place
-            again = Request(lane=lane, lane_step=lane_step, action=flight.row.action, raw=flight.canonical)
-            return await self._await_resolution(thread, again)
+            again = Request(lane=place[0], lane_step=place[1], action=flight.row.action, raw=b"")
+            return await self._await_resolution(thread, again.recorded(flight.canonical, flight.digest))
         return answer
 
     async def _attempt(self, flight: Flight, failed: Exception | None) -> Answer:

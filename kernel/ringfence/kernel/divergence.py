@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from ringfence.kernel.journal.types import JournalError
 from ringfence.kernel.replay import BOUNDARY_LANE, OPERATOR_LANE
 from ringfence.syscalls.errors import Fenced, JournalUnavailable
+from ringfence.syscalls.llm_parts import take
 
 if TYPE_CHECKING:
     from ringfence.kernel.core import Core
@@ -130,7 +131,9 @@ class Strays:
         self, action: str, raw: bytes, recorded: Sequence[tuple[int, str, str, Any]]
     ) -> dict[str, Any]:
         """The nearest recorded call, and what the new one differs in beside what is ignored."""
-        made = self._masked(action, raw)
+        made, row = self._masked(action, raw), self._core.table.get(action)
+        if row is not None and row.takes_out:
+            made = take(made, {})  # recorded are pointers
         nearest: tuple[float, int, str, Any] | None = None
         for step, was, resource, arguments in recorded:
             if was == action and arguments is not None and made is not None:

@@ -18,6 +18,7 @@ from ringfence.kernel.weighing import Rows
 from ringfence.policy.actions import OF_SERVERS
 from ringfence.syscalls.base import Effect, Plan, Question
 from ringfence.syscalls.errors import SyscallError
+from ringfence.syscalls.llm_parts import Part
 from ringfence.syscalls.payload import content_bytes
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ _questions = cast("Callable[[], list[Question]]", list)
 _texts = cast("Callable[[], list[str]]", list)
 _kept = cast("Callable[[], dict[str, Any]]", dict)
 _versions = cast("Callable[[], dict[str, int]]", dict)
+_taken = cast("Callable[[], dict[str, Part]]", dict)
 _WRITES = frozenset({"fs.write", "fs.append"})
 _BY_POINT = frozenset({"exec.run", "workspace.commit"})
 
@@ -51,6 +53,7 @@ class FlightState(Spending, kw_only=True, eq=False):
         approved: what it has been approved for, and `approval` under what.
         taints: what it read that taints its thread, and `marks` what its row says of that.
         watched: state keys that must not change before it commits.
+        parts: what was taken out of its arguments and is not kept yet, by the names of the artifacts.
         rows: whether the thread made all the rows that the call changes: the body finds out, within the target's transaction.
     """
 
@@ -97,6 +100,7 @@ class FlightState(Spending, kw_only=True, eq=False):
     marks: Marks | None = None
     watched: dict[str, int] = msgspec.field(default_factory=_versions)
     rows: Rows = _ROWS_KNOWN
+    parts: dict[str, Part] = msgspec.field(default_factory=_taken)
     _ending: asyncio.Future[Any] | None = None
     _given: Any = None
 

@@ -30,6 +30,7 @@ from ringfence.syscalls.errors import (
     OutcomeUnknown,
     SyscallError,
 )
+from ringfence.syscalls.llm_parts import Part
 from ringfence.syscalls.table import Row as TableRow
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ class Request(msgspec.Struct):
         refusal: why they can't be read, where the door knows it already.
         alike: whether its place was found by what the manifest leaves of it (`restart.ignore`): what is recorded there may
             differ from it in the rest.
+        digest: SHA-256 of the arguments as they were made, where `raw` has them as they are recorded: with pointers.
+        parts: what those point to, until it is kept.
     """
 
     lane: str
@@ -65,6 +68,13 @@ class Request(msgspec.Struct):
     shrink: Callable[[int], None] | None = None
     refusal: SyscallError | None = None
     alike: bool = False
+    digest: bytes = b""
+    parts: dict[str, Part] = msgspec.field(default_factory=dict[str, Part])
+
+    def recorded(self, raw: bytes, digest: bytes) -> Request:
+        """Put arguments that are on record in place of its own."""
+        self.raw, self.digest, self.parts = raw, digest, {}
+        return self
 
     def decode(self, row: TableRow) -> Decoded:
         """Decode the arguments and let go of the bytes as they came: blanks say nothing, and a call may wait for long.
@@ -78,11 +88,16 @@ class Request(msgspec.Struct):
             raise InvalidRequest(
                 f"the arguments have {len(self.raw)} bytes; the limit is {ARGUMENT_BYTES_MAX}"
             )
-        decoded = decode_arguments(row, self.raw)
-        self.raw = decoded[1]
+        arguments, canonical, digest = decode_arguments(row, self.raw)
+        if row.takes_out and not self.digest:
+            arguments, self.parts = row.body.take_out(arguments)
+            if self.parts:
+                # INVARIANT: the digest is that of the whole, so that older journals answer and no part goes unnoticed.
+                canonical, self.digest = canonical_json(arguments), digest
+        self.raw = canonical
         if self.shrink is not None:
-            self.shrink(len(self.raw))
-        return decoded
+            self.shrink(len(self.raw) + sum(len(part.data) for part in self.parts.values()))
+        return arguments, canonical, self.digest or digest
 
 
 def inline_payload(result: bytes) -> bytes:

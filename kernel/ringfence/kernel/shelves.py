@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 
 from ringfence.kernel.journal.blobs import BlobError, Blobs
@@ -13,6 +14,8 @@ from ringfence.syscalls.errors import CallFailed
 from ringfence.syscalls.lent import ArtifactFound, MemoryFound
 
 OUTPUT_MEDIA_TYPE = "application/octet-stream"
+HELD_BYTES_MAX = 32 << 20
+"""Contents that requests of one agent to models have in memory at once, before the next is read."""
 
 
 class AgentMemory:
@@ -38,6 +41,7 @@ class AgentArtifacts:
         self._key = key
         self._branch = branch
         self._paging = asyncio.Lock()
+        self._held, self._fewer = 0, asyncio.Condition()
 
     async def keep(self, data: bytes) -> str:
         """Store bytes; when it returns they survive a power cut."""
@@ -66,6 +70,23 @@ class AgentArtifacts:
                 return
             await self.keep(data)
             await self._store.keep_artifact(self._key, page, step, self._branch())
+
+    @contextlib.asynccontextmanager
+    async def room(self, size: int) -> AsyncGenerator[None]:
+        """Wait until contents of so many bytes may be held in memory, and count them while the block is entered."""
+        if not size:
+            yield
+            return
+        async with self._fewer:
+            # One that is longer than all of the room goes alone.
+            await self._fewer.wait_for(lambda: not self._held or self._held + size <= HELD_BYTES_MAX)
+            self._held += size
+        try:
+            yield
+        finally:
+            self._held -= size
+            async with self._fewer:
+                self._fewer.notify_all()
 
     async def find(self, name: str, ref: str, version: int) -> ArtifactFound | None:
         """Find an artifact of this agent."""

@@ -10,6 +10,7 @@ import msgspec
 from ringfence.syscalls.base import Call, Env, Plan, Question, Work
 from ringfence.syscalls.errors import InvalidRequest
 from ringfence.syscalls.llm_paging import PREFIX
+from ringfence.syscalls.llm_parts import SENT
 
 DATA_BYTES_MAX: Final = (3 << 20) - (64 << 10)
 """What fits into one call: its arguments are bounded, and bytes are base64 there."""
@@ -62,6 +63,8 @@ def plan(arguments: Arguments, env: Env) -> Plan:
     if name.startswith(PREFIX):
         # INVARIANT: what a pointer in a prompt names is what was paged out there, byte for byte.
         raise InvalidRequest(f"names that begin with `{PREFIX}` are the kernel's; choose another")
+    if SENT.fullmatch(name) is not None:
+        raise InvalidRequest(f"`{name}` names by its hash what was sent to a model; choose another name")
     if len(arguments.data) > DATA_BYTES_MAX:
         raise InvalidRequest(
             f"the content of `{name}` has {len(arguments.data)} bytes; one call carries at most {DATA_BYTES_MAX}, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -105,6 +106,10 @@ class Artifacts(Protocol):
         Raises:
             CallFailed: they can't be kept.
         """
+        ...
+
+    def room(self, size: int) -> AbstractAsyncContextManager[None]:
+        """Wait until contents of so many bytes may be held in memory, and count them while the block is entered."""
         ...
 
     async def find(self, name: str, ref: str, version: int) -> ArtifactFound | None:

@@ -20,10 +20,12 @@ from ringfence.syscalls.declared import LlmResource
 from ringfence.syscalls.errors import CallFailed, QuotaExceeded, ReplyCut
 from ringfence.syscalls.http_client import BODY_BYTES_MAX, Sent, client_of, reason_of
 from ringfence.syscalls.http_reach import deliver, reachable
+from ringfence.syscalls.lent import ArtifactFound
 from ringfence.syscalls.llm_ledger import closeness_of
 from ringfence.syscalls.llm_live import Live
-from ringfence.syscalls.llm_paging import Page
+from ringfence.syscalls.llm_paging import Page, Paging
 from ringfence.syscalls.llm_reply import Reply, decode, error_of
+from ringfence.syscalls.llm_sources import Pointer
 from ringfence.syscalls.llm_wire import WIRES, Parts, Wire, sent_headers
 from ringfence.syscalls.ratelimits import wait_of
 from ringfence.syscalls.redaction import Redactor, redactor_for
@@ -46,7 +48,7 @@ class Ask:
     Attributes:
         resource: the host.
         model: that is asked.
-        body: the request as JSON; empty until it is measured.
+        body: the request as JSON; empty until it is measured, and where it is put together when it is sent.
         prompt_tokens: what is sent, as it is reserved.
         raw_tokens: the same as it was counted.
         tokenizer: what it was counted with.
@@ -56,6 +58,8 @@ class Ask:
         headers: the program's that go along.
         pages: results of tools that left the prompt.
         left: their bytes, by the artifact's name.
+        paging: what the journal keeps of that; None: nothing left.
+        sources: artifacts with what the program's pointers name.
     """
 
     resource: LlmResource
@@ -70,6 +74,8 @@ class Ask:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     pages: Sequence[Page] = ()
     left: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    paging: Paging | None = None
+    sources: Mapping[Pointer, ArtifactFound] = field(default_factory=dict[Pointer, ArtifactFound])
 
     def worst(self) -> Mapping[str, float]:
         """What it takes at most, by total."""
@@ -102,8 +108,8 @@ class _Attempt:
     turn: int = 0
 
 
-async def ask(call: Call) -> Settled:
-    """Send the planned request and read the reply.
+async def ask(call: Call, wanted: Ask) -> Settled:
+    """Send a measured request and read the reply.
 
     Raises:
         CallFailed: the host refused it or can't be reached; `sent` and `status` in the metadata say which.
@@ -111,7 +117,6 @@ async def ask(call: Call) -> Settled:
         ReplyCut: the reply ended too early; what came is in the metadata and is charged.
         Revoked: from `check_live`, before anything is sent.
     """
-    wanted: Ask = call.plan.data
     upstream = upstream_of(wanted.resource)
     await call.failpoint("before_effect")
     for number in range(1, ATTEMPTS_MAX + 1):

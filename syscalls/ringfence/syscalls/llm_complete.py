@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from ringfence.policy.matcher import match_name
 from ringfence.policy.tokenizers import tokenizer_of
 from ringfence.policy.types import Verdict
+from ringfence.syscalls import llm_assembly
 from ringfence.syscalls.base import Effect, Plan, Question, Window
 from ringfence.syscalls.declared import LlmResource
 from ringfence.syscalls.errors import InvalidRequest, NoSuchResource, QuotaExceeded
 from ringfence.syscalls.lent import ArtifactFound
-from ringfence.syscalls.llm_client import Ask, ask
+from ringfence.syscalls.llm_assembly import Whole
+from ringfence.syscalls.llm_client import Ask, Settled, ask
 from ringfence.syscalls.llm_counting import counting
 from ringfence.syscalls.llm_ledger import closeness_of
 from ringfence.syscalls.llm_paging import Counted, Page, Paging, Request, apply, hash_of
+from ringfence.syscalls.llm_parts import Part, take
 from ringfence.syscalls.llm_wire import body_of, check
 from ringfence.syscalls.payload import Room, exactly
 from ringfence.syscalls.refusals import refuse_unavailable
@@ -77,6 +81,20 @@ class Result(msgspec.Struct, frozen=True):
     reply: Any = None
 
 
+def take_out(arguments: Arguments) -> tuple[Arguments, dict[str, Part]]:
+    """The arguments with pointers in place of pictures, files and sound, and those by the names of their artifacts."""
+    parts: dict[str, Part] = {}
+    changed = msgspec.structs.replace(
+        arguments, messages=take(arguments.messages, parts), extra=take(arguments.extra, parts)
+    )
+    return (changed, parts) if parts else (arguments, parts)
+
+
+def aside(call: Call, arguments: Arguments) -> int:
+    """Bytes of a request beyond its recorded arguments."""
+    return llm_assembly.extent(call, arguments.messages, arguments.extra)
+
+
 def plan(arguments: Arguments, env: Env) -> Plan:
     """Find the host. What the prompt takes is found by `measure`, for calls that are allowed.
 
@@ -114,13 +132,14 @@ def plan(arguments: Arguments, env: Env) -> Plan:
         wire=wire,
         headers=arguments.headers,
     )
-    return _plan(arguments, wanted)
+    asked = Question(action="llm.complete", resource=arguments.model)
+    return _plan(arguments, wanted, (asked, *llm_assembly.questions(arguments.messages, env)))
 
 
-def _plan(arguments: Arguments, wanted: Ask) -> Plan:
+def _plan(arguments: Arguments, wanted: Ask, questions: tuple[Question, ...]) -> Plan:
     return Plan(
         resource=arguments.model,
-        questions=(Question(action="llm.complete", resource=arguments.model),),
+        questions=questions,
         effect=Effect.EXTERNAL if wanted.resource.external else None,
         reserve=wanted.worst(),
         data=wanted,
@@ -143,52 +162,57 @@ async def measure(call: Call, arguments: Arguments, window: Window) -> Plan:
         CallFailed: they can't be counted now.
         QuotaExceeded: the prompt is too long, whatever leaves it; nothing was sent.
     """
+    sources = await llm_assembly.found(call, arguments.messages)
+    async with llm_assembly.whole(call, arguments.messages, arguments.extra, sources) as whole:
+        made = await _measured(call, arguments, whole, window)
+        if whole.messages is not arguments.messages:
+            # It is put together once more when its turn has come: a call may wait for long.
+            made = dataclasses.replace(made, body=b"", sources=sources)
+    return _plan(arguments, made, tuple(call.plan.questions))
+
+
+async def _measured(call: Call, arguments: Arguments, whole: Whole, window: Window) -> Ask:
     wanted: Ask = call.plan.data
     tokenizer = tokenizer_of(arguments.model, wanted.resource.tokenizers)
     closeness = closeness_of(wanted.resource.name, wanted.resource.base, arguments.model)
     request = Request(
         tokenizer=tokenizer,
-        messages=arguments.messages,
+        messages=whole.messages,
         tools=arguments.tools,
         tool_choice=arguments.tool_choice,
         # Instructions and all else that is sent besides.
-        response_format=arguments.extra if arguments.api else arguments.response_format,
+        response_format=whole.extra if arguments.api else arguments.response_format,
         factor=closeness.factor,
         limit=window.max_tokens,
         page=window.page,
     )
-    messages: Sequence[Any] = arguments.messages
-    earlier = _earlier(call, arguments)
+    earlier = _earlier(call, whole.messages)
     if earlier is None:
         counted = await counting().count(request)
         _check(counted, window)
         pages = counted.pages
         await _readable(call, pages)
-        messages, left = apply(arguments.messages, pages)
+        messages, left = apply(whole.messages, pages)
     else:
         pages = earlier
-        messages, left = apply(arguments.messages, pages)
+        messages, left = apply(whole.messages, pages)
         counted = await counting().count(msgspec.structs.replace(request, messages=messages, limit=None))
-    return _plan(
-        arguments,
-        Ask(
-            resource=wanted.resource,
-            model=arguments.model,
-            body=_body(arguments, messages, wanted),
-            prompt_tokens=counted.tokens,
-            raw_tokens=counted.raw,
-            tokenizer=tokenizer,
-            max_tokens=wanted.max_tokens,
-            stream=wanted.stream,
-            wire=wanted.wire,
-            headers=wanted.headers,
-            pages=tuple(pages),
-            left=left,
-        ),
+    paging = (
+        Paging(pages=list(pages), before=hash_of(whole.messages), after=hash_of(messages)) if pages else None
+    )
+    return dataclasses.replace(
+        wanted,
+        body=_body(arguments, messages, whole.extra, wanted),
+        prompt_tokens=counted.tokens,
+        raw_tokens=counted.raw,
+        tokenizer=tokenizer,
+        pages=tuple(pages),
+        left=left,
+        paging=paging,
     )
 
 
-def _earlier(call: Call, arguments: Arguments) -> list[Page] | None:
+def _earlier(call: Call, messages: Sequence[Any]) -> list[Page] | None:
     """What a dead kernel had paged out for the same call; None: it had not come so far."""
     if call.progress is None:
         return None
@@ -196,7 +220,7 @@ def _earlier(call: Call, arguments: Arguments) -> list[Page] | None:
     recorded = msgspec.json.decode(call.progress, type=list[Page] | Paging)
     pages = recorded.pages if isinstance(recorded, Paging) else recorded
     try:
-        apply(arguments.messages, pages)
+        apply(messages, pages)
     except (ValueError, LookupError, TypeError):
         # An operator has put other arguments in place of the agent's.
         return None
@@ -262,7 +286,7 @@ def _host(arguments: Arguments, env: Env, protocol: str) -> LlmResource:
     return next(iter(serving.values()))
 
 
-def _body(arguments: Arguments, messages: Sequence[Any], wanted: Ask) -> bytes:
+def _body(arguments: Arguments, messages: Sequence[Any], extra: Any, wanted: Ask) -> bytes:
     wire = wanted.wire
     own: dict[str, Any] = {
         "model": arguments.model,
@@ -275,15 +299,15 @@ def _body(arguments: Arguments, messages: Sequence[Any], wanted: Ask) -> bytes:
         if value is not None and value != []:
             own[name] = value
     # In the order that the agent wrote: a schema means something by it.
-    return msgspec.json.encode(body_of(wire, arguments.extra, own, stream=arguments.stream))
+    return msgspec.json.encode(body_of(wire, extra, own, stream=arguments.stream))
 
 
 async def run(call: Call, arguments: Arguments) -> Result:
     """Ask once, and again only where the host asks to wait; see `ask` for how it can fail."""
     wanted: Ask = call.plan.data
     if wanted.pages:
-        await _page_out(call, arguments, wanted)
-    settled = await ask(call)
+        await _page_out(call, wanted)
+    settled = await _asked(call, arguments, wanted)
     reply = settled.reply
     passed = bool(arguments.api)
     return Result(
@@ -305,7 +329,17 @@ async def run(call: Call, arguments: Arguments) -> Result:
     )
 
 
-async def _page_out(call: Call, arguments: Arguments, wanted: Ask) -> None:
+async def _asked(call: Call, arguments: Arguments, wanted: Ask) -> Settled:
+    if wanted.body:
+        return await ask(call, wanted)
+    async with llm_assembly.whole(call, arguments.messages, arguments.extra, wanted.sources) as whole:
+        messages, _ = apply(whole.messages, wanted.pages)
+        return await ask(
+            call, dataclasses.replace(wanted, body=_body(arguments, messages, whole.extra, wanted))
+        )
+
+
+async def _page_out(call: Call, wanted: Ask) -> None:
     """Keep what leaves the prompt.
 
     INVARIANT: it is durable, and the journal says what it is, before a prompt without it is sent.
@@ -317,7 +351,5 @@ async def _page_out(call: Call, arguments: Arguments, wanted: Ask) -> None:
         await call.env.artifacts.keep_page(wanted.left[page.name], artifact, call.step)
         await call.failpoint("page_kept")
     if call.progress is None:
-        sent, _ = apply(arguments.messages, wanted.pages)
-        paging = Paging(pages=list(wanted.pages), before=hash_of(arguments.messages), after=hash_of(sent))
-        await call.record(msgspec.json.encode(paging))
+        await call.record(msgspec.json.encode(wanted.paging))
     await call.failpoint("paged_out")

@@ -35,7 +35,7 @@ _INT_RANGES: Final = {
     FieldDescriptor.CPPTYPE_UINT32: (0, (1 << 32) - 1),
     FieldDescriptor.CPPTYPE_UINT64: (0, (1 << 64) - 1),
 }
-_OPTIONAL: Final = (("room", 2),)
+_OPTIONAL: Final = (("room", 2), ("aside", 2), ("take_out", 1))
 _OPTIONAL_ASYNC: Final = (("locate", 2), ("measure", 3))
 _RECOVERS: Final = frozenset({Recovery.RESTORE, Recovery.ROLL_FORWARD, Recovery.ASK_TARGET})
 
@@ -71,6 +71,8 @@ class Row:
         prepares: whether the body has a `prepare`, which makes ready what its atomic work needs, and a `settle`.
         locates: whether the body has a `locate`, which finds out what the arguments name.
         measures: whether the body has a `measure`, which finds out what an allowed call takes.
+        takes_out: whether the body has a `take_out`, which keeps binary parts of its arguments out of the journal, and an
+            `aside`, which says how long they are.
     """
 
     action: str
@@ -91,6 +93,7 @@ class Row:
     prepares: bool = False
     locates: bool = False
     measures: bool = False
+    takes_out: bool = False
 
 
 def body_name(action: str) -> str:
@@ -208,6 +211,7 @@ def _build_row(
         prepares=recovery is Recovery.ATOMIC and hasattr(body, "prepare"),
         locates=hasattr(body, "locate"),
         measures=hasattr(body, "measure"),
+        takes_out=hasattr(body, "take_out"),
     )
     return row, faults
 

@@ -109,6 +109,9 @@ class Gateway:
             raw = _encode(arguments)
         except (UnicodeEncodeError, RecursionError):
             raise InvalidRequest("the request holds what is no text; send whole characters") from None
+        # What a client sent may be long, and the call may wait for long.
+        del arguments
+        document = {name: document[name] for name in ("stream", "stream_options") if name in document}
         parts = Parts() if document.get("stream") is True else None
         call = asyncio.ensure_future(self._desk.posted(ACTION, raw, lambda: reply.lost, parts))
         if parts is not None:

@@ -1,0 +1,266 @@
+"""Where a picture, a file or a sound of a request comes from, if it does not stand in it: a URL, or a pointer of the program's.
+
+A model's host fetches URLs by itself, so one is sent only where a rule lets the agent get it: what is fetched could carry out
+anything. A pointer names an artifact or a file of the agent; the kernel reads it, where rules let the agent read it. No I/O.
+"""
+
+from __future__ import annotations
+
+import binascii
+import mimetypes
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol, cast
+from urllib.parse import unquote
+
+from ringfence.policy.canonical import bare_url, canonical_url
+from ringfence.policy.problems import PatternError
+from ringfence.syscalls.artifacts_put import check_name
+from ringfence.syscalls.base import Question
+from ringfence.syscalls.errors import InvalidRequest
+from ringfence.syscalls.llm_parts import ARTIFACTS, BINARY, is_taken
+
+WORKSPACE: Final = "ringfence://workspace/"
+"""What a pointer to a file begins with."""
+SOURCES_MAX: Final = 256
+"""URLs and pointers of one request."""
+_LINKS: Final = frozenset({"image_url", "video_url", "audio_url", "file_url", "file_data"})
+"""Fields that hold where something comes from, or an object whose `url` does."""
+_SCHEME: Final = re.compile(r"[\s\x00-\x20]*([A-Za-z][A-Za-z0-9+.-]*):")
+_SHOWN_CHARS: Final = 200
+_BEGINNINGS: Final = (
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"%PDF-", "application/pdf"),
+)
+
+
+class Pointer(NamedTuple):
+    """What a program's pointer names: an artifact by its name, or a file by its path."""
+
+    artifact: str = ""
+    path: str = ""
+
+    @property
+    def name(self) -> str:
+        """The last part of it: what a file is called where a protocol wants a name."""
+        return self.artifact or self.path.rpartition("/")[2]
+
+
+class Content(NamedTuple):
+    """What a pointer stands for."""
+
+    data: bytes
+    media_type: str
+
+
+class Paths(Protocol):
+    """Finds out what a path of the workspace names."""
+
+    def __call__(self, path: str) -> str:
+        """The canonical path."""
+        ...
+
+
+_Act = Callable[[str], Content | str]
+"""What becomes of one source: a content in its place, or another text."""
+
+
+def questions(messages: list[Any], resolve: Paths) -> tuple[Question, ...]:
+    """What rules have to allow so that the sources in a prompt may be sent; each once, in order.
+
+    Raises:
+        InvalidRequest: there are too many, or one is of a kind that nobody can judge.
+    """
+    asked: dict[Question, None] = {}
+    seen = 0
+
+    def ask(text: str) -> str:
+        nonlocal seen
+        seen += 1
+        if seen > SOURCES_MAX:
+            raise InvalidRequest(f"the request has more than {SOURCES_MAX} URLs and pointers; send fewer")
+        found = pointer_of(text)
+        if found is None:
+            asked[Question(action="http.get", resource=_url(text))] = None
+        elif found.artifact:
+            asked[Question(action="artifacts.get", resource=found.artifact)] = None
+        else:
+            asked[Question(action="fs.read", resource=resolve(found.path))] = None
+        return text
+
+    _visit(messages, ask)
+    return tuple(asked)
+
+
+def pointers(messages: list[Any]) -> set[Pointer]:
+    """What the program's pointers in a prompt name."""
+    found: set[Pointer] = set()
+
+    def note(text: str) -> str:
+        one = pointer_of(text)
+        if one is not None:
+            found.add(one)
+        return text
+
+    _visit(messages, note)
+    return found
+
+
+def filled(messages: list[Any], contents: Mapping[Pointer, Content]) -> list[Any]:
+    """A prompt with contents in place of the program's pointers, and each URL as it was judged.
+
+    Raises:
+        KeyError: a content is not there.
+    """
+
+    def fill(text: str) -> Content | str:
+        found = pointer_of(text)
+        return _url(text) if found is None else contents[found]
+
+    return cast("list[Any]", _visit(messages, fill))
+
+
+def pointer_of(text: str) -> Pointer | None:
+    """What a source names that is a pointer; None: it is a URL of HTTP.
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
+    found = _SCHEME.match(text)
+    scheme = "" if found is None else found[1].lower()
+    if scheme in ("http", "https"):
+        return None
+    if text.startswith(ARTIFACTS):
+        return Pointer(artifact=check_name(text.removeprefix(ARTIFACTS)))
+    if text.startswith(WORKSPACE) and len(text) > len(WORKSPACE):
+        return Pointer(path=f"/workspace/{unquote(text.removeprefix(WORKSPACE), errors='strict')}")
+    raise InvalidRequest(
+        f"`{_shown(text)}` is nothing that can be sent to a model: write the content as a `data:` URL, "
+        f"`{ARTIFACTS}NAME` for an artifact, `{WORKSPACE}PATH` for a file, or an `https:` URL that a rule allows"
+    )
+
+
+def media_type_of(name: str, data: bytes, said: str) -> str:
+    """What kind of content something is: as whoever kept it said, by how it begins, or by its name."""
+    if said and said != BINARY:
+        return said.partition(";")[0].strip()
+    for beginning, kind in _BEGINNINGS:
+        if data.startswith(beginning):
+            return kind
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "image/webp"
+    return mimetypes.guess_type(name, strict=True)[0] or BINARY
+
+
+def _shown(text: str) -> str:
+    cut = text[:_SHOWN_CHARS]
+    return "".join(c if c.isprintable() else "\ufffd" for c in cut)
+
+
+def _url(text: str) -> str:
+    try:
+        url = canonical_url(text)
+    except PatternError as error:
+        raise InvalidRequest(f"the URL `{_shown(text)}` can't be judged: {error}") from None
+    if bare_url(url) != url:
+        raise InvalidRequest(
+            f"the URL `{_shown(text)}` can't be judged: some servers read it as another one; write it without `;` and "
+            "without dots and spaces at the end of a segment"
+        )
+    return url
+
+
+def _is_source(text: object) -> bool:
+    """Whether a text says where something is, and does not hold it."""
+    if not isinstance(text, str) or is_taken(text):
+        return False
+    found = _SCHEME.match(text)
+    return found is not None and found[1].lower() != "data"
+
+
+def _visit(value: Any, act: _Act) -> Any:
+    """A prompt with what `act` makes of each source in it; parts without any come back as they are."""
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        made = [_visit(inner, act) for inner in items]
+        return made if any(new is not old for new, old in zip(made, items, strict=True)) else items
+    if not isinstance(value, dict):
+        return value
+    fields = cast("dict[str, Any]", value)
+    if fields.get("type") in ("tool_use", "server_tool_use"):
+        return fields  # what a model gave to a tool: nobody fetches it
+    changed: dict[str, Any] = {}
+    for key, inner in fields.items():
+        if key in _LINKS and isinstance(inner, str | dict):
+            changed |= _link(key, inner, fields, act)
+        elif key == "input_audio" and isinstance(inner, dict):
+            changed[key] = _coded(cast("dict[str, Any]", inner), act)
+        elif key == "source" and isinstance(inner, dict):
+            changed[key] = _source(cast("dict[str, Any]", inner), act)
+        else:
+            changed[key] = _visit(inner, act)
+    same = changed.keys() == fields.keys() and all(changed[key] is fields[key] for key in fields)
+    return fields if same else changed
+
+
+def _link(key: str, held: Any, around: Mapping[str, Any], act: _Act) -> dict[str, Any]:
+    """The field with its content in place of its source."""
+    if isinstance(held, dict):
+        inner = cast("dict[str, Any]", held)
+        if not _is_source(inner.get("url")):
+            return {key: inner}
+        made = act(inner["url"])
+        if made is inner["url"]:
+            return {key: inner}
+        return {key: {**inner, "url": _data_url(made) if isinstance(made, Content) else made}}
+    if not _is_source(held):
+        return {key: held}
+    made = act(held)
+    if not isinstance(made, Content):
+        return {key: made}
+    if key not in ("file_url", "file_data"):
+        return {key: _data_url(made)}
+    # Files are given by their bytes together with a name.
+    found = pointer_of(held)
+    named = {} if around.get("filename") or found is None else {"filename": found.name}
+    return {"file_data": _data_url(made), **named}
+
+
+def _coded(held: dict[str, Any], act: _Act) -> dict[str, Any]:
+    """An object whose `data` is base64."""
+    if not _is_source(held.get("data")):
+        return held
+    made = act(held["data"])
+    return held if made is held["data"] else {**held, "data": _base64(made)}
+
+
+def _source(held: dict[str, Any], act: _Act) -> dict[str, Any]:
+    """Where an image or a document of the messages protocol comes from."""
+    if held.get("type") != "url":
+        # A document may also be made of parts.
+        return (
+            _coded(held, act) if held.get("type") == "base64" else cast("dict[str, Any]", _visit(held, act))
+        )
+    if not _is_source(held.get("url")):
+        return held
+    made = act(held["url"])
+    if made is held["url"]:
+        return held
+    if not isinstance(made, Content):
+        return {**held, "url": made}
+    if made.media_type.startswith("text/"):
+        try:
+            return {"type": "text", "media_type": "text/plain", "data": made.data.decode()}
+        except UnicodeDecodeError:
+            pass
+    return {"type": "base64", "media_type": made.media_type, "data": _base64(made)}
+
+
+def _base64(made: Content | str) -> str:
+    return made if isinstance(made, str) else binascii.b2a_base64(made.data, newline=False).decode("ascii")
+
+
+def _data_url(made: Content) -> str:
+    return f"data:{made.media_type};base64,{_base64(made)}"

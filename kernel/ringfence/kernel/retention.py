@@ -84,7 +84,7 @@ def _taken_bytes(store: SnapshotStore, point: str, seen: set[str]) -> int:
     fresh = {entry.blob: entry.size for entry in entries if entry.blob and entry.inline is None}
     found = sum(size for sha256, size in fresh.items() if sha256 not in seen)
     seen.update(fresh)
-    return found + (store.root / f"{point}.json").stat().st_size
+    return found + store.size_of(point)
 
 
 class Retention:

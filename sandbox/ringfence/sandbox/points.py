@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from ringfence.sandbox import content
 from ringfence.sandbox.regular import IrregularError, read_regular
@@ -17,9 +17,6 @@ FORMAT = 1
 
 POINT_BYTES_MAX = 1 << 30
 """Bytes that one manifest may have; its effect doesn't start where it would have more."""
-
-Ready: TypeAlias = Callable[[], object] | None
-"""Waits for what has to be so before a point counts."""
 
 _END = b'"}\n'
 """What every manifest ends with."""

@@ -10,7 +10,7 @@ from typing import Any
 from ringfence.sandbox.blobs import BlobStore
 from ringfence.sandbox.depot import DepotError
 from ringfence.sandbox.names import parent
-from ringfence.sandbox.points import Damage, PointManifest, PointPath, Ready, RestoreItem, SnapshotError
+from ringfence.sandbox.points import Damage, PointManifest, PointPath, RestoreItem, SnapshotError
 from ringfence.sandbox.records import WorkspaceError
 from ringfence.sandbox.regular import IrregularError
 from ringfence.sandbox.shared import SharedFiles, merged
@@ -117,16 +117,16 @@ class SharedSnapshots(SnapshotStore):
         self._files.keep_change(change)
         self._after.remove(self._after.points(), ())
 
-    def _save(self, manifest: PointManifest, text: bytes | None = None, ready: Ready = None) -> PointManifest:
-        if ready is not None:
-            ready()
+    def _save(
+        self, manifest: PointManifest, text: bytes | None = None, *, logged: bool = False
+    ) -> PointManifest:
         # INVARIANT: in the depot before here: after a crash a point that is here is there too.
         try:
             self._files.keep_blobs(manifest, self.blob_path)
             self._files.keep_point(manifest)
         except DepotError as error:
             raise SnapshotError(str(error)) from error
-        return super()._save(manifest, text)
+        return super()._save(manifest, text, logged=logged)
 
     def damages(self, ids: Sequence[str]) -> dict[str, list[Damage]]:
         """As of the base class, and in the depot. What lacks here is brought from there first."""

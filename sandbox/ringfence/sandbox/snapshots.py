@@ -20,11 +20,11 @@ from ringfence.sandbox import content, points, restore
 from ringfence.sandbox.blobs import Batch, BlobStore, Underway, sha256_of, store_error, sync_directory
 from ringfence.sandbox.capture import capture_path, parent_times
 from ringfence.sandbox.names import WORKSPACE, BadNameError, shown
+from ringfence.sandbox.pointlog import ENTRY_MAX, log_of
 from ringfence.sandbox.points import (
     Damage,
     PointManifest,
     PointPath,
-    Ready,
     RestoreItem,
     RestorePlan,
     SnapshotError,
@@ -48,6 +48,7 @@ class SnapshotStore:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._blobs = BlobStore(root)
+        self._log = log_of(root, self._blobs)
         self._changing = threading.Lock()  # of points that are kept without the workspace's lock
         self._underway = Underway(self._blobs, root / "restoring")
 
@@ -96,10 +97,8 @@ class SnapshotStore:
             )
             return self._save(manifest)
 
-    def put_record(self, point: str, record: Mapping[str, Any], ready: Ready = None) -> PointManifest:
+    def put_record(self, point: str, record: Mapping[str, Any]) -> PointManifest:
         """Keep a point that has only JSON, such as the before-images of rows. Durable and read back on return.
-
-        Once it is written, `ready` waits for what has to be so before it counts; there is no point where that raises.
 
         Raises:
             SnapshotError: it can't be kept.
@@ -109,7 +108,7 @@ class SnapshotStore:
             text = points.dump(PointManifest(point=point, extra=record))
             size = len(text)
             manifest = PointManifest(point=point, extra=dict(record), size_bytes=size)
-            return self._save(manifest, points.sized(text, size), ready)
+            return self._save(manifest, points.sized(text, size), logged=True)
 
     def keep(self, manifest: PointManifest, open_blob: Callable[[str], int]) -> PointManifest:
         """Take over a point of another store, with its content. Durable and read back on return.
@@ -174,7 +173,8 @@ class SnapshotStore:
             try:
                 return points.read(self._manifest(point), point)
             except FileNotFoundError:
-                return None
+                text = self._log.text(point)
+                return None if text is None else points.parse(text, point)
 
     def require(self, point: str) -> PointManifest:
         """Read the manifest of a point that is known to have been taken.
@@ -223,7 +223,7 @@ class SnapshotStore:
         """
         with self._guard():
             try:
-                found = [entry.stem for entry in self.root.glob("*.json")]
+                found = {entry.stem for entry in self.root.glob("*.json")}.union(self._log.points())
             except FileNotFoundError:
                 return []
         return sorted(
@@ -233,10 +233,19 @@ class SnapshotStore:
 
     def taken_at(self, point: str) -> float:
         """When a point was taken, in seconds since the epoch; now for one that is gone meanwhile."""
-        try:
-            return self._manifest(point).lstat().st_mtime
-        except FileNotFoundError:
-            return time.time()
+        return self._taken(point)[0]
+
+    def size_of(self, point: str) -> int:
+        """Bytes that a point's manifest takes on the disk."""
+        return self._taken(point)[1]
+
+    def _taken(self, point: str) -> tuple[float, int]:
+        with self._guard():
+            try:
+                facts = self._manifest(point).lstat()
+            except FileNotFoundError:
+                return self._log.taken(point) or (time.time(), 0)
+        return facts.st_mtime, facts.st_size
 
     def content_of(self, points_kept: Collection[str]) -> frozenset[str]:
         """Hashes of all content that some points need.
@@ -267,6 +276,7 @@ class SnapshotStore:
             needed = {*needed, *self.content_of([point for point in self.points() if point not in gone])}
             for point in gone:
                 freed += content.remove_file(self._manifest(point))
+            freed += self._log.remove(gone)
             # INVARIANT: the points go before their content, durably: one that is there is whole, also after a crash.
             if self.root.is_dir():
                 sync_directory(self.root)
@@ -367,14 +377,18 @@ class SnapshotStore:
             raise SnapshotError(f"`{shown(point)}` is no id of a rollback point; list those there are")
         return self.root / f"{point}.json"
 
-    def _save(self, manifest: PointManifest, text: bytes | None = None, ready: Ready = None) -> PointManifest:
+    def _save(
+        self, manifest: PointManifest, text: bytes | None = None, *, logged: bool = False
+    ) -> PointManifest:
         target = self._manifest(manifest.point)
         text = points.dump(manifest) if text is None else text
+        # INVARIANT: where a point has a file, that counts, whatever the log says.
+        if logged and len(text) <= ENTRY_MAX and not os.path.lexists(target):
+            self._log.append(manifest.point, text)
+            return manifest
         with self._blobs.temporary() as (fd, path):
             content.write_all(fd, text)
             os.fsync(fd)
-            if ready is not None:
-                ready()
             # INVARIANT: the manifest is the last thing written, so that a point with a manifest is whole.
             path.rename(target)
         sync_directory(self.root)

@@ -15,7 +15,7 @@ from ringfence.syscalls.errors import (
     CallFailed,
     OutcomeUnknown,
 )
-from ringfence.syscalls.sql_target import outcome, write
+from ringfence.syscalls.sql_target import capture, outcome, write
 from ringfence.syscalls.sql_target.session import close_targets
 
 if TYPE_CHECKING:
@@ -136,38 +136,32 @@ async def test_a_connection_lost_at_the_commit_is_settled_by_asking(
         assert stock.dump("stock") == BEFORE
 
 
-async def test_a_point_does_not_count_before_the_id_is_on_the_targets_disk(
+async def test_no_point_is_kept_before_the_id_is_on_the_targets_disk(
     stock: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Any] = []
-
-    async def fails(session: Any) -> None:
-        seen.append(stock.store.load(f"p{stock.step}"))
-        await session.ask(("select 1 / 0", ()))
-
-    monkeypatch.setattr(write, "make_durable", fails)
-    with pytest.raises(CallFailed, match="division by zero"):
-        await stock.write("delete from stock")
-    assert (seen, stock.store.points()) == ([None], [])
+    monkeypatch.setattr(capture, "making_durable", lambda _session: (("select 1 / 0", ()),))
+    for statement in ("delete from stock", "truncate stock"):
+        with pytest.raises(CallFailed, match="division by zero"):
+            await stock.write(statement)
+    assert stock.store.points() == []
     assert stock.dump("stock") == BEFORE
 
 
-async def test_a_call_that_ends_while_its_point_waits_leaves_nothing(
+async def test_a_call_that_ends_while_the_id_is_written_leaves_nothing(
     stock: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits = asyncio.Event()
-
-    async def never(_session: Any) -> None:
-        waits.set()
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(write, "make_durable", never)
-    task = asyncio.create_task(stock.write("delete from stock"))
-    await waits.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    monkeypatch.undo()
+    asks = (("select pg_advisory_xact_lock(7)", ()),)
+    with monkeypatch.context() as held, psycopg.connect(stock.dsn, autocommit=True) as other:
+        other.execute("select pg_advisory_lock(7)")
+        held.setattr(capture, "making_durable", lambda _session: asks)
+        task = asyncio.create_task(stock.write("delete from stock"))
+        waits = "select exists (select from pg_locks where locktype = 'advisory' and not granted)"
+        while other.execute(waits).fetchone() != (True,):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert stock.store.points() == []
     assert (await stock.write("delete from stock where id = 1")).row_count == 1
     assert stock.store.points() == [f"p{stock.step}"]
 

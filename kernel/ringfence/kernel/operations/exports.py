@@ -23,6 +23,7 @@ from ringfence.kernel.parcel import Packer, canonical
 from ringfence.kernel.problems import conflict
 from ringfence.kernel.stillness import held_still
 from ringfence.kernel.thread import Thread
+from ringfence.sandbox import points
 from ringfence.sandbox.snapshots import SnapshotError
 from ringfence.sandbox.trees import make_tar
 from ringfence.sandbox.workspace import WorkspaceError
@@ -159,4 +160,4 @@ def _pack_points(packer: Packer, thread: Thread) -> None:
                 packer.add_chunks(
                     f"points/blobs/{path.blob}", path.size, iter(lambda f=file: f.read(CHUNK), b"")
                 )
-        packer.add_file(f"points/{point}.json", store.root / f"{point}.json")
+        packer.add_bytes(f"points/{point}.json", points.dump(manifest))

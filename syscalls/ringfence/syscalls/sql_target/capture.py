@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ringfence.syscalls.errors import SnapshotFailed
 from ringfence.syscalls.sql_common import Kind, Statement
+from ringfence.syscalls.sql_target.outcome import making_durable
 from ringfence.syscalls.sql_target.session import Session, quoted
 from ringfence.syscalls.sql_target.wire import Bounds, RawRow, Rows
 
@@ -130,7 +131,7 @@ async def run(
     parameters: Sequence[Any],
     bounds: Bounds,
 ) -> Captured:
-    """Run a statement and capture what it does.
+    """Run a statement and capture what it does. On return the id of its transaction is on the target's disk.
 
     Raises:
         LimitReached: it changes too much.
@@ -138,10 +139,14 @@ async def run(
     """
     first = await _read(session, statement, info, parameters, bounds) if capture.reads_first else []
     if statement.kind is Kind.TRUNCATE:
-        await session.execute(capture.text)
+        await session.ask((capture.text, ()), *making_durable(session))
         before = [row[1:] for row in first]
         return Captured(before=before, after=[], answer=Rows((), (), []), row_count=len(before))
-    found = await session.query(capture.text, parameters, rows_max=bounds.rows, bytes_max=bounds.size)
+    # In the same round trip: another one takes longer than the target does to write it.
+    also = making_durable(session)
+    found = await session.query(
+        capture.text, parameters, rows_max=bounds.rows, bytes_max=bounds.size, also=also
+    )
     width = len(info.columns)
     told = width + len(capture.changed) if capture.before and capture.after else width
     shown = len(found.columns) - told

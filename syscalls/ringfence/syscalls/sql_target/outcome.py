@@ -68,15 +68,10 @@ _KNOWN: Final = "identity"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """The id of a transaction of ours, and which database it is in.
-
-    Attributes:
-        durable: whether no other transaction gets that id, even if the target crashes now; see `make_durable`.
-    """
+    """The id of a transaction of ours, and which database it is in."""
 
     xid: str
     identity: Identity
-    durable: bool
 
 
 def asking_own(session: Session) -> tuple[Asked, ...]:
@@ -89,17 +84,16 @@ async def own_of(session: Session, answers: Sequence[Rows]) -> Own:
     xid, *told = answers
     # The question may have been put over another connection than it was made for.
     identity = _identity(session, told[0]) if told else await identify(session)
-    return Own(xid=str(xid.rows[0][0]), identity=identity, durable=session.server < _CAN_FLUSH)
+    return Own(xid=str(xid.rows[0][0]), identity=identity)
 
 
-async def make_durable(session: Session) -> None:
-    """Have the target's log with the id of the session's transaction on disk.
+def making_durable(session: Session) -> tuple[Asked, ...]:
+    """Have the target's log with the id of the session's transaction on disk, behind what is sent before.
 
     INVARIANT: an id is journaled only then. A server that crashed before would give it to another transaction, whose commit would
     then be taken for that of ours. Servers before version 17 can't be told to write it.
     """
-    if session.server >= _CAN_FLUSH:
-        await session.ask((_DURABLE_XID, ()))
+    return ((_DURABLE_XID, ()),) if session.server >= _CAN_FLUSH else ()
 
 
 async def check_now(session: Session) -> None:
@@ -109,10 +103,9 @@ async def check_now(session: Session) -> None:
 
 async def transaction_id(session: Session) -> Own:
     """As `asking_own`, and durable; what would be checked only at the commit is checked first."""
-    _, *answers = await session.ask((_CHECK_NOW, ()), *asking_own(session))
-    own = await own_of(session, answers)
-    await make_durable(session)
-    return Own(xid=own.xid, identity=own.identity, durable=True)
+    asked = asking_own(session)
+    answers = await session.ask((_CHECK_NOW, ()), *asked, *making_durable(session))
+    return await own_of(session, answers[1 : 1 + len(asked)])
 
 
 async def status_of(session: Session, xid: str) -> Status:

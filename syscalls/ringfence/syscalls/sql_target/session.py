@@ -206,6 +206,7 @@ class Session:
         *,
         rows_max: int = 1_000_000,
         bytes_max: int = 1 << 30,
+        also: Sequence[Asked] = (),
         last: bool = False,
     ) -> Rows:
         """Run one statement that answers with rows, with parameters `$1`, `$2`, …, and fetch them in parts.
@@ -215,6 +216,7 @@ class Session:
             parameters: its parameters.
             rows_max: most rows.
             bytes_max: most bytes of them.
+            also: statements of our own that are run behind it, in the same round trip.
             last: whether it is the transaction's last, which commits with it.
 
         Raises:
@@ -224,7 +226,8 @@ class Session:
             await self._exchange()
         end = [Sent(text="commit")] if last else []
         bounds = Bounds(rows=rows_max, size=bytes_max)
-        return (await self._wire.exchange([Sent(text=query, parameters=parameters), *end], bounds))[0]
+        sent = [Sent(text=query, parameters=parameters), *map(_sent, also), *end]
+        return (await self._wire.exchange(sent, bounds))[0]
 
     async def value(self, query: str, parameters: Sequence[Any] = ()) -> str | None:
         """The first column of the first row; None where there is none."""

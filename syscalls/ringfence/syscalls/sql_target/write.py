@@ -8,7 +8,6 @@ happened. The transaction's id is in the record before the commit, so the target
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +31,6 @@ from ringfence.syscalls.sql_target.outcome import (
     asking_own,
     check_now,
     identify,
-    make_durable,
     own_of,
     settle,
     transaction_id,
@@ -293,7 +291,7 @@ async def _keep_and_commit(
         changes=list(changes),
         tables=list(tables),
     )
-    manifest = await _keep(job, record, own)
+    manifest = await _keep(job, record)
     if covers := _covers(resource, record):
         call.add_point(covers, KIND, manifest.size_bytes)
     await call.failpoint("before_effect")
@@ -313,34 +311,14 @@ async def _keep_and_commit(
     await call.failpoint("after_effect")
 
 
-async def _keep(job: _Job, record: Record, own: Own) -> PointManifest:
-    """Keep the record, and have meanwhile the transaction's id on the target's disk, which it waits for before it counts."""
-    store, durable = job.call.env.snapshots, Future[None]()
-    making = asyncio.ensure_future(_settled(durable, job.session, own))
+async def _keep(job: _Job, record: Record) -> PointManifest:
+    store, point = job.call.env.snapshots, _point(job.call)
     try:
-        return await asyncio.to_thread(store.put_record, _point(job.call), record.to_json(), durable.result)
+        return await asyncio.to_thread(lambda: store.put_record(point, record.to_json()))
     except SnapshotError as error:
         raise SnapshotFailed(
             f"the copy of `{job.statement.target}` can't be kept: {error}; nothing was changed"
         ) from None
-    finally:
-        # Nothing else is asked of the target before it has answered; where the call has ended, nobody waits for it.
-        making.cancel()
-        try:
-            await asyncio.gather(making, return_exceptions=True)
-        finally:
-            if not durable.done():
-                durable.set_exception(SnapshotError("the call has ended"))
-
-
-async def _settled(durable: Future[None], session: Session, own: Own) -> None:
-    try:
-        if not own.durable:
-            await make_durable(session)
-    except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
-        durable.set_exception(error)
-    else:
-        durable.set_result(None)
 
 
 def _named(statement: Statement) -> str:

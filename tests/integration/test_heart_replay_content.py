@@ -113,3 +113,67 @@ async def test_one_that_no_recipe_names_is_another_call_and_asked_about(heart: H
     assert not other.done()
     other.cancel()
     await asyncio.gather(other, return_exceptions=True)
+
+
+SAVES = [*ALL, "checkpoint.save"]
+
+
+async def save(heart: Heart, thread: Any, lane_step: int) -> None:
+    saved = await heart.call(
+        thread, lane_step, "checkpoint.save", state={"at": lane_step}, schema_version=1, next_child=0
+    )
+    assert saved.failure is None
+
+
+async def test_the_same_call_before_a_checkpoint_and_after_it_are_two(heart: Heart) -> None:
+    thread = await heart.agent(allow=SAVES, started=True)
+    desk = desk_of(heart, thread)
+    before = await ask(desk, "1")
+    await save(heart, thread, 0)
+    after = await ask(desk, "1")
+    assert len(heart.post.effects) == 2
+    # The program goes on behind its checkpoint: it asks again for what came after, and for nothing else.
+    desk = await again(heart, thread)
+    assert (await ask(desk, "1")).step == after.step
+    assert len(heart.post.effects) == 2
+    more = await ask(desk, "1")
+    assert more.step not in (before.step, after.step)
+    await save(heart, thread, 1)
+    # Nothing of it is left behind this one: the next is another.
+    desk = await again(heart, thread)
+    assert (await ask(desk, "1")).step > more.step
+    assert len(heart.post.effects) == len({effect for _, effect in heart.post.effects}) == 4
+    # What a loop asked in its first start and in its second is one row of calls.
+    last = await ask(desk, "1")
+    desk = await again(heart, thread)
+    assert [(await ask(desk, "1")).step for _ in range(3)][1] == last.step
+    assert len(heart.post.effects) == 6
+
+
+async def test_one_behind_a_checkpoint_that_its_kernel_left_is_the_same_call(heart: Heart) -> None:
+    thread = await heart.agent(allow=SAVES, started=True)
+    desk = desk_of(heart, thread)
+    await ask(desk, "1")
+    await save(heart, thread, 0)
+    heart.post.stop("after")
+    cut = asyncio.ensure_future(ask(desk, "1"))
+    await heart.post.reached["after"].wait()
+    # Its program dies, and the next one joins it.
+    desk = await again(heart, thread)
+    joined = asyncio.ensure_future(ask(desk, "1"))
+    heart.post.go("after")
+    assert (await joined).step == (await cut).step
+    heart.post.stop("after")
+    cut = asyncio.ensure_future(ask(desk, "1"))
+    await heart.post.reached["after"].wait()
+    # Its kernel dies, and the next one makes it again with its own key.
+    await heart.processes.kill(thread)
+    cut.cancel()
+    await asyncio.gather(cut, return_exceptions=True)
+    thread = await heart.adopted_again(thread)
+    heart.post.stops.clear()
+    desk = desk_of(heart, thread)
+    await ask(desk, "1")
+    assert (await ask(desk, "1")).failure is None
+    assert heart.post.effects[2] == heart.post.effects[3]
+    assert len({effect for _, effect in heart.post.effects}) == 3

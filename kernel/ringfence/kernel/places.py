@@ -130,6 +130,13 @@ class Places:
             lane.steps[at - lane.base] = 0
         return held
 
+    def first(self, name: str) -> int | None:
+        """Give the first step of a lane that something was known of; None: nothing is known of the lane."""
+        lane = self._lanes.get(name)
+        if lane is None:
+            return None
+        return min([lane.base, *(at for odd, at in self._odd if odd == name)])
+
     def items(self) -> Iterator[tuple[Place, Held]]:
         """Every place that something is known of."""
         for name, lane in self._lanes.items():

@@ -228,6 +228,12 @@ class Replay:
     def _made_afresh(self, lane: str, lane_step: int, held: Held) -> bool:
         return (held.retry or (held.expired and self.asks_anew)) and self.last.get(lane) == lane_step
 
+    def first_of(self, lane: str) -> int | None:
+        """The first step of a lane that is known from behind the checkpoint; None: nothing is."""
+        begun = [at for name, at in self.unfinished if name == lane]
+        recorded = self.outcomes.first(lane)
+        return min(begun if recorded is None else [recorded, *begun], default=None)
+
     def waits(self) -> list[int]:
         """Steps whose outcome an operator has to settle, in order."""
         return sorted(held.step for _, held in self.outcomes.items() if held.unknown)

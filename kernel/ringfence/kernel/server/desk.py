@@ -279,7 +279,23 @@ class Desk:
 
     def _again(self, lane: str) -> int:
         """The step of the next call of a lane: one whose answer nobody heard, or a new one."""
+        if lane not in self._occurrences:
+            self._occurrences[lane] = self._first(lane)
         kept = self._unheard.pop(lane, [])
         if len(kept) > 1:
             self._unheard[lane] = kept[1:]
         return kept[0] if kept else self._occurrences[lane]
+
+    def _first(self, lane: str) -> int:
+        """The step at which this start of the program comes into a lane.
+
+        Behind a checkpoint that is not the first of all: the same may have been asked before it, and is not asked again.
+        """
+        thread = self.thread
+        if thread.replay.checkpoint is None or thread.generation != self._generation:
+            return 0
+        recorded = thread.replay.first_of(lane)
+        flying = [at for name, at in thread.by_lane if name == lane]
+        first = min(flying if recorded is None else [recorded, *flying], default=0)
+        # INVARIANT: the thread comes to the same step next, or would take this one for a gap.
+        return thread.lanes.setdefault(lane, first)

@@ -50,5 +50,5 @@ with saver() as checkpointer:
     config: Any = {"configurable": {"thread_id": "quince"}}
     begun = checkpointer.get_tuple(config) is not None
     given: Letter | None = None if begun else {"text": Path("letters/quince.txt").read_text()}
-    for update in graph.stream(given, config, stream_mode="updates"):
+    for update in graph.stream(given, config, stream_mode="updates", durability="sync"):
         print(json.dumps(update), flush=True)

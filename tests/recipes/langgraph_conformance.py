@@ -42,7 +42,7 @@ def shortened(first: RingfenceSaver) -> list[Any]:
     builder.add_edge(START, "add")
     graph, config = builder.compile(checkpointer=made), {"configurable": {"thread_id": "t"}}
     for old in range(5):
-        graph.invoke({"total": old, "old": old}, config)
+        graph.invoke({"total": old, "old": old}, config, durability="sync")
     kept = made.dump()
     return ["kept", graph.get_state(config).values, len(kept["checkpoints"]), len(kept["blobs"]) < 20]
 

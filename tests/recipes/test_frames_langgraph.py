@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.frameworks import Recipe, recipe
+from support.frameworks import SITE, Recipe, recipe
 from support.model import Turn
 from support.scenes import manifest_of
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.timeout(300)]
 
 CONFORMANCE = Path(__file__).with_name("langgraph_conformance.py")
-SITE = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,8 @@ from support.vendors import VendorHost
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 DECLARED = "/srv/frameworks"
+SITE = f"python{sys.version_info.major}.{sys.version_info.minor}"
+"""Where packages lie beneath `lib`, for the Python of the kernel."""
 LOCK = ROOT / "examples/requirements.lock"
 # Imported once by the operator, so that what they are compiled to lies where no sandbox may write.
 IMPORTED = (
@@ -89,12 +91,12 @@ class Recipe:
         """Another example beside the same kernel and host."""
         return Recipe(name, self.place, self.scene, self.host)
 
-    def submit(self, *, changed: Callable[[str], str] = str) -> str:
-        """Submits the example's directory as `ringfence submit` would, from where the frameworks really lie."""
+    def submit(self, *, changed: Callable[[str], str] = str, files: dict[str, str] | None = None) -> str:
+        """Submits the example's directory as `ringfence submit` would, from where the frameworks really lie; `files` come in place of its own."""
         manifest = (self.directory / "manifest.yaml").read_text().replace(DECLARED, str(self.place))
         inside = [path for path in self.directory.rglob("*") if path.is_file()]
-        files = {str(path.relative_to(self.directory)): path.read_text() for path in inside}
-        return self.scene.operator.submit(changed(manifest), files)
+        own = {str(path.relative_to(self.directory)): path.read_text() for path in inside}
+        return self.scene.operator.submit(changed(manifest), {**own, **(files or {})})
 
     def reach(self, true: Callable[[], bool], message: str) -> None:
         """Waits for a state, for as long as anything below the kernel works: frameworks take their time to import."""
@@ -112,11 +114,12 @@ class Recipe:
 
 
 @contextlib.contextmanager
-def recipe(name: str, server: Any, template: str) -> Iterator[Recipe]:
-    """An example's kernel, by its own kernel file, beside a scripted host."""
+def recipe(name: str, server: Any, template: str, *, resources: str = "") -> Iterator[Recipe]:
+    """An example's kernel, by its own kernel file and with more `resources`, lines of it, beside a scripted host."""
     place = installed()
     declared = (EXAMPLES / name / "ringfence.yaml").read_text()
     with contextlib.closing(VendorHost()) as host:
         config = declared.replace(DECLARED, str(place)).replace("http://127.0.0.1:8080/v1", host.base)
+        config = config.replace("  resources:\n", f"  resources:\n{resources}")
         with scene_of_its_own(server, template, config=config) as scene:
             yield Recipe(name, place, scene, host)

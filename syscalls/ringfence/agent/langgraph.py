@@ -6,11 +6,12 @@
         graph = builder.compile(checkpointer=checkpointer)
         config = {"configurable": {"thread_id": "main"}}
         begun = checkpointer.get_tuple(config) is not None
-        graph.invoke(None if begun else {"topic": "kettles"}, config)
+        graph.invoke(None if begun else {"topic": "kettles"}, config, durability="sync")
 
-Everything that LangGraph keeps (checkpoints, and what tasks of a superstep under way have written) is one
-checkpoint of the agent (`checkpoint.save`), saved anew at each change. A restart gets it back. What was asked
-since, of models or of tools behind the doors, is answered from the record where it is asked again.
+Everything that LangGraph keeps is one checkpoint of the agent (`checkpoint.save`), saved at the end of each
+superstep of the outermost graph. A restart gets it back, and does what came after it again: what was asked since,
+of models or of tools behind the doors, is answered from the record where it is asked again. So a superstep that was
+cut off begins anew with all of its tasks, and no effect of theirs is repeated.
 
 It needs `pip install 'ringfence[langgraph]'`, and nothing of it is imported by the rest of the library.
 """
@@ -21,7 +22,7 @@ import asyncio
 import base64
 import threading
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from langgraph.checkpoint.memory import InMemorySaver
@@ -36,6 +37,9 @@ FORMAT: Final = 1
 HISTORY: Final = 8
 """Checkpoints of a thread and namespace that are kept."""
 _DELTAS: Final = "counters_since_delta_snapshot"
+_IN_A_RUN: Final = "__pregel_runtime"
+"""What LangGraph has in the configuration of a graph that runs, and in no other."""
+_DURABILITY: Final = "__pregel_durability"
 
 
 def _packed(typed: tuple[str, bytes]) -> list[str]:
@@ -54,9 +58,10 @@ class RingfenceSaver(InMemorySaver):
     Args:
         session: the connection to the kernel.
         history: how many checkpoints of each thread and namespace are kept, at least 1; None: all.
+        each_change: whether it saves at each change: see `saver`.
     """
 
-    def __init__(self, session: Session, history: int | None = HISTORY) -> None:
+    def __init__(self, session: Session, history: int | None = HISTORY, *, each_change: bool = False) -> None:
         super().__init__()
         if history is not None and history < 1:
             raise ValueError(
@@ -65,6 +70,8 @@ class RingfenceSaver(InMemorySaver):
         welcome = session.welcome
         self._session = session
         self._history = history
+        self._each_change = each_change
+        self._runs: dict[str, object] = {}
         self._mutex = threading.RLock()
         self._lane = Lane(next_step=welcome.next_step, next_child=welcome.next_child)
         restored = Restored(welcome, FORMAT, None).restored
@@ -74,25 +81,31 @@ class RingfenceSaver(InMemorySaver):
     # -- what LangGraph calls -----------------------------------------------------------------------------------------
 
     def put(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
-        """Save a checkpoint; returns when it is on record.
+        """Keep a checkpoint. At the end of a superstep of the outermost graph it returns when all is on record.
 
         Raises:
             InvalidRequest: all that is kept has more than 1 MiB; take a shorter `history`.
+            ValueError: the graph goes on while it is saved.
         """
+        self._look(config)
         with self._mutex:
             made = super().put(config, checkpoint, metadata, new_versions)
             place = made["configurable"]
             self._prune(place["thread_id"], place["checkpoint_ns"])
-            self._save()
+            if self._each_change or not (place["checkpoint_ns"] or self._others_run(place["thread_id"])):
+                self._save()
         return made
 
     def put_writes(
         self, config: Any, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Save what a task has written; returns when it is on record. Errors as of `put`."""
+        """Keep what a task has written. Errors as of `put`."""
         with self._mutex:
             super().put_writes(config, writes, task_id, task_path)
-            self._save()
+            # INVARIANT: other tasks of the superstep may be under way. What they asked before a checkpoint is not answered
+            # again, so that one saved here would have them repeat it.
+            if self._each_change:
+                self._save()
 
     def delete_thread(self, thread_id: str) -> None:
         """Forget a thread; returns when that is on record."""
@@ -101,8 +114,16 @@ class RingfenceSaver(InMemorySaver):
             self._save()
 
     def get_tuple(self, config: Any) -> Any:
-        """Give a checkpoint, the newest where none is named; None where there is none."""
+        """Give a checkpoint, the newest where none is named; None where there is none.
+
+        Raises:
+            ValueError: it is for a graph that would go on while it is saved.
+        """
+        self._look(config)
         with self._mutex:
+            place = config["configurable"]
+            if _IN_A_RUN in place and not place.get("checkpoint_ns"):
+                self._begins(place["thread_id"])
             return super().get_tuple(config)
 
     def list(self, config: Any, **more: Any) -> Iterator[Any]:
@@ -167,6 +188,29 @@ class RingfenceSaver(InMemorySaver):
             for thread, space, channel, version, kind, data in kept["blobs"]:
                 self.blobs[thread, space, channel, version] = _unpacked(kind, data)
 
+    def _look(self, config: Any) -> None:
+        """Refuse a graph that runs on while its checkpoint is being saved, before it does anything."""
+        place = config["configurable"]
+        if not self._each_change and _IN_A_RUN in place and place.get(_DURABILITY) != "sync":
+            # What the next superstep asks meanwhile would count as asked before the checkpoint, and be repeated after a kill.
+            raise ValueError(
+                "the graph would go on before its checkpoint is on record, and repeat effects after a kill: "
+                'say `durability="sync"` to `invoke`, `stream` and their kin'
+            )
+
+    def _begins(self, thread: str) -> None:
+        """A graph begins to run. What the same caller ran before has ended, for it waited for it."""
+        caller: object = threading.current_thread()
+        with suppress(RuntimeError):
+            caller = asyncio.current_task() or caller
+        with self._mutex:
+            self._runs = {other: by for other, by in self._runs.items() if by is not caller}
+            self._runs[thread] = caller
+
+    def _others_run(self, thread: str) -> bool:
+        """Whether graphs of other threads may be in the middle of a superstep: then nothing is saved, and a restart does more again."""
+        return any(other != thread for other in self._runs)
+
     def _save(self) -> None:
         operation = operations.checkpoint_save(self.dump(), FORMAT, self._lane.next_child)
         arguments = wire.encode(operation.action, operation.arguments)
@@ -194,13 +238,17 @@ class RingfenceSaver(InMemorySaver):
 
 
 @contextmanager
-def saver(*, history: int | None = HISTORY, patience_s: float = PATIENCE_S) -> Generator[RingfenceSaver]:
+def saver(
+    *, history: int | None = HISTORY, each_change: bool = False, patience_s: float = PATIENCE_S
+) -> Generator[RingfenceSaver]:
     """Connect to the kernel that started this program, and give a checkpointer with what was saved last.
 
     The program must not use `agent.boot` beside it.
 
     Args:
         history: how many checkpoints of each thread and namespace are kept, at least 1; None: all.
+        each_change: save at each change, what single tasks write too, and run with any `durability`: for programs with
+            `restart: {resume: own}`, to which nothing is answered from the record.
         patience_s: how long to try when the kernel goes away, in seconds.
 
     Raises:
@@ -211,6 +259,6 @@ def saver(*, history: int | None = HISTORY, patience_s: float = PATIENCE_S) -> G
     session = Session(wire.settings_from_environment(), patience_s=patience_s)
     try:
         session.lanes_changed(1)
-        yield RingfenceSaver(session, history)
+        yield RingfenceSaver(session, history, each_change=each_change)
     finally:
         session.close()

@@ -11,12 +11,15 @@ import pytest
 from support.kernels import eventually
 from support.model import Call, Turn
 from support.repairs import (
+    MAY_WAIT,
     PATIENCE_S,
+    WAITS,
     attempts,
     comes_to,
     commits,
     held,
     kernel_of,
+    killed_before_its_report,
     manifest,
     repository,
     tree,
@@ -26,6 +29,8 @@ from support.vendors import Talker, results
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(600)]
 
+REPORT = "exec.run:after_outcome"
+"""Where a command has run, and its program does not know of it."""
 EXAMPLE = "claude-code"
 
 
@@ -37,7 +42,7 @@ TRY = use("Bash", command="python3 test_sums.py", description="Run the test")
 LOOK = use("Read", file_path="/workspace/sums.py")
 MEND = use("Edit", file_path="/workspace/sums.py", old_string="a - b", new_string="a + b")
 COMMIT = use(
-    "Bash", command="python3 test_sums.py && git commit -qam 'Add, not subtract' && git log --oneline"
+    "Bash", command="python3 test_sums.py && git commit -qam 'Add, not subtract' && git log --oneline" + WAITS
 )
 HOOK = use(
     "Bash",
@@ -74,10 +79,14 @@ def scene(postgres_server: Any, template_database: str, host: Talker) -> Iterato
 
 def test_it_mends_a_repository_whoever_is_killed(scene: Scene, host: Talker, tmp_path: Path) -> None:
     host.script(TRY, LOOK, MEND, COMMIT, replace(DONE, hold=True))
-    agent = scene.operator.submit(manifest(EXAMPLE, "mends"), repository(EXAMPLE, tmp_path))
+    agent = scene.operator.submit(manifest(EXAMPLE, "mends", rule=MAY_WAIT), repository(EXAMPLE, tmp_path))
     before = tree(scene.live(agent))
+    # The agent alone dies, while its commit is made and its shell has not ended, and once more while its model thinks.
+    killed_before_its_report(scene, agent)
     held(host)
     assert commits(scene.live(agent)) == ["Add, not subtract", "Begin"]
+    assert host.twice() == []
+    scene.kill_program(agent)
     scene.kernel.kill()
     host.go.set()
     scene.kernel.start()
@@ -113,11 +122,20 @@ def test_rules_a_budget_and_a_revocation_stop_it(scene: Scene, host: Talker, tmp
 
 
 def test_tools_of_the_kernel_in_place_of_its_own(scene: Scene, host: Talker, tmp_path: Path) -> None:
-    host.script(RUN_TEST, READ, WRITE, PUSH, RECORD, replace(WRITE, hold=True), DONE)
+    host.script(RUN_TEST, READ, WRITE, PUSH, replace(RECORD, hold=True), replace(WRITE, hold=True), DONE)
     text = manifest(EXAMPLE, "tools", file="with-tools.yaml")
     agent = scene.operator.submit(text, repository(EXAMPLE, tmp_path))
     before = tree(scene.live(agent))
     held(host)
+    # The agent alone dies, while its commit is made and not reported, and once more while its model thinks.
+    scene.kernel.arm(REPORT)
+    host.release()
+    eventually(lambda: scene.kernel.hit(REPORT), "nothing is reported", within_s=PATIENCE_S)
+    scene.kill_program(agent)
+    scene.kernel.disarm(REPORT)
+    held(host)
+    assert host.twice() == []
+    scene.kill_program(agent)
     scene.kernel.kill()
     scene.kernel.start()
     eventually(lambda: len(host.talks()) == 7, "it did not come back", within_s=PATIENCE_S)

@@ -11,12 +11,15 @@ import pytest
 from support.kernels import eventually
 from support.model import Call, Turn
 from support.repairs import (
+    MAY_WAIT,
     PATIENCE_S,
+    WAITS,
     attempts,
     comes_to,
     commits,
     held,
     kernel_of,
+    killed_before_its_report,
     manifest,
     repository,
     tree,
@@ -26,6 +29,8 @@ from support.vendors import SEARCH, Talker, results
 
 pytestmark = [pytest.mark.sandbox, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(600)]
 
+REPORT = "exec.run:after_outcome"
+"""Where a command has run, and its program does not know of it."""
 EXAMPLE = "codex"
 PATCH = """*** Begin Patch
 *** Update File: sums.py
@@ -41,7 +46,7 @@ def run(command: str) -> Turn:
 
 TRY = run("python3 test_sums.py; cat sums.py")
 MEND = Turn(words=("I mend it.",), calls=(Call(name="apply_patch", arguments=PATCH),))
-COMMIT = run("python3 test_sums.py && git commit -qam 'Add, not subtract' && git log --oneline")
+COMMIT = run("python3 test_sums.py && git commit -qam 'Add, not subtract' && git log --oneline" + WAITS)
 
 HOOK = run("echo true > .git/hooks/post-commit; rf-call workspace.commit '{}' || rm .git/hooks/post-commit")
 FIND = Turn(
@@ -80,10 +85,14 @@ def scene(postgres_server: Any, template_database: str, host: Talker) -> Iterato
 
 def test_it_mends_a_repository_whoever_is_killed(scene: Scene, host: Talker, tmp_path: Path) -> None:
     host.script(TRY, MEND, COMMIT, replace(DONE, hold=True))
-    agent = scene.operator.submit(manifest(EXAMPLE, "mends"), repository(EXAMPLE, tmp_path))
+    agent = scene.operator.submit(manifest(EXAMPLE, "mends", rule=MAY_WAIT), repository(EXAMPLE, tmp_path))
     before = tree(scene.live(agent))
+    # The agent alone dies, while its commit is made and its shell has not ended, and once more while its model thinks.
+    killed_before_its_report(scene, agent)
     held(host)
     assert commits(scene.live(agent)) == ["Add, not subtract", "Begin"]
+    assert host.twice() == []
+    scene.kill_program(agent)
     scene.kernel.kill()
     host.go.set()
     scene.kernel.start()
@@ -119,11 +128,22 @@ def test_rules_a_budget_and_a_revocation_stop_it(scene: Scene, host: Talker, tmp
 
 
 def test_tools_of_the_kernel_in_place_of_its_own(scene: Scene, host: Talker, tmp_path: Path) -> None:
-    host.script(FIND, RUN_TEST, READ, WRITE, PUSH, RECORD, replace(WRITE, hold=True), DONE)
+    host.script(
+        FIND, RUN_TEST, READ, WRITE, PUSH, replace(RECORD, hold=True), replace(WRITE, hold=True), DONE
+    )
     text = manifest(EXAMPLE, "tools", file="with-tools.yaml")
     agent = scene.operator.submit(text, repository(EXAMPLE, tmp_path))
     before = tree(scene.live(agent))
     held(host)
+    # The agent alone dies, while its commit is made and not reported, and once more while its model thinks.
+    scene.kernel.arm(REPORT)
+    host.release()
+    eventually(lambda: scene.kernel.hit(REPORT), "nothing is reported", within_s=PATIENCE_S)
+    scene.kill_program(agent)
+    scene.kernel.disarm(REPORT)
+    held(host)
+    assert host.twice() == []
+    scene.kill_program(agent)
     scene.kernel.kill()
     scene.kernel.start()
     eventually(lambda: len(host.talks()) == 8, "it did not come back", within_s=PATIENCE_S)

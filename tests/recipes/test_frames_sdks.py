@@ -31,24 +31,43 @@ def done(scene: Any, agent: str, action: str) -> list[tuple[str, str]]:
     return [(step["resource"], step["outcome"]) for step in steps if step["action"] == action]
 
 
+def killed_before_it_hears(recipe: Recipe, agent: str, point: str, *, kernel: bool) -> None:
+    """Lets the model answer, and kills the agent, or the kernel, where a call has had its effect and nobody knows of it."""
+    scene = recipe.scene
+    scene.kernel.arm(point)
+    recipe.host.go.set()
+    recipe.reach(lambda: scene.kernel.hit(point), f"{point} is not reached")
+    if kernel:
+        scene.kernel.kill()
+        scene.kernel.disarm(point)
+        scene.kernel.start()
+    else:
+        scene.kill_program(agent)
+        scene.kernel.disarm(point)
+
+
 def test_openai_agents_hears_what_is_denied_and_is_killed_on_its_way(openai_agents: Recipe) -> None:
     scene, host = openai_agents.scene, openai_agents.host
     letter, reply = "letters/quince.txt", "out/reply.md"
+    again = ("fs_append", {"path": "out/log.txt", "data_text": "."})  # meant as often as it is asked for
     host.script(
         calls(1, ("fs_read", {"path": letter})),
         calls(
             2,
             ("fs_write", {"path": letter, "data_text": "gone"}),
             ("fs_write", {"path": reply, "data_text": "Dear Mr Quince"}),
+            again,
+            again,
         ),
-        calls(3, ("count_words", {"text": "Dear Mr Quince"}), hold=True),
+        calls(3, ("count_words", {"text": "Dear Mr Quince"}), again, hold=True),
         Turn(words=("It is ", "written.")),
     )
     agent = openai_agents.submit()
     openai_agents.held()
     scene.kill_program(agent)
-    host.go.set()
+    killed_before_it_hears(openai_agents, agent, "fs.append:after_outcome", kernel=False)
     openai_agents.end(agent)
+    assert (scene.live(agent) / "out/log.txt").read_text() == "..."
     assert scene.output(agent) == "It is written.\n"
     # Nothing was asked twice, and each question holds what its tools had said before the kill and after it.
     assert [asked.path for asked in host.asked] == ["/v1/responses"] * 4
@@ -71,18 +90,20 @@ def test_openai_agents_hears_what_is_denied_and_is_killed_on_its_way(openai_agen
 def test_pydantic_ai_loses_a_right_and_is_killed_on_its_way(openai_agents: Recipe) -> None:
     clerk = openai_agents.other("pydantic-ai")
     scene, host = clerk.scene, clerk.host
+    again = ("fs_append", {"path": "books/log.txt", "data_text": "."})
     host.script(
-        calls(1, ("fs_read", {"path": "sales.csv"}), ("add", {"numbers": [3, 4]})),
-        calls(2, ("fs_write", {"path": "books/stock.md", "data_text": "7 kettles"})),
-        calls(3, ("fs_write", {"path": "notes/log.md", "data_text": "done"}), hold=True),
+        calls(1, ("fs_read", {"path": "sales.csv"}), ("add", {"numbers": [3, 4]}), again),
+        calls(2, ("fs_write", {"path": "books/stock.md", "data_text": "7 kettles"}), again),
+        calls(3, ("fs_write", {"path": "notes/log.md", "data_text": "done"}), again, hold=True),
         calls(4, ("final_result", {"kettles": 7, "written": True})),
     )
     agent = clerk.submit()
     clerk.held()
     scene.operator.ask("Revoke", agent=agent, rule_or_grant='fs.write: "/workspace/notes/**"')
     scene.kill_program(agent)
-    host.go.set()
+    killed_before_it_hears(clerk, agent, "fs.append:before_outcome", kernel=True)
     clerk.end(agent)
+    assert (scene.live(agent) / "books/log.txt").read_text() == "..."
     assert scene.output(agent) == "kettles=7 written=True\n"
     assert [asked.path for asked in host.asked] == ["/v1/chat/completions"] * 4
     results = {
@@ -91,9 +112,8 @@ def test_pydantic_ai_loses_a_right_and_is_killed_on_its_way(openai_agents: Recip
     assert "kettles,4" in results["c1-0"]
     assert results["c1-1"] == "7"
     assert "nothing allows fs.write" in results["c3-0"]
-    # The first was made before the right was taken away, and not again; the second never.
-    assert done(scene, agent, "fs.write") == [
-        ("/workspace/books/stock.md", "ok"),
-        ("/workspace/notes/log.md", "denied"),
-    ]
+    # The first was made before the right was taken away, and not again; the second never, however often it was decided.
+    first, *others = done(scene, agent, "fs.write")
+    assert first == ("/workspace/books/stock.md", "ok")
+    assert set(others) == {("/workspace/notes/log.md", "denied")}
     assert (scene.live(agent) / "books/stock.md").read_text() == "7 kettles"

@@ -176,8 +176,15 @@ class ModelHost:
 
     def _wait(self, turn: Turn) -> None:
         if turn.hold:
+            go = self.go  # whoever sees that it holds may let it go at once
             self.holding.set()
-            self.go.wait(60)
+            go.wait(60)
+
+    def release(self) -> None:
+        """Give out what is held back, and hold the next one that is to be."""
+        held, self.go = self.go, threading.Event()
+        self.holding.clear()
+        held.set()
 
     def _whole(self, turn: Turn, body: dict[str, Any]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(turn.words)}

@@ -110,3 +110,21 @@ def held(host: Talker) -> None:
 def attempts(scene: Scene, agent: str) -> list[int]:
     """How often each call of a model was made."""
     return [step["attempts"] for step in scene.operator.steps(agent) if step["action"] == "llm.complete"]
+
+
+WAITS = "; rf-call messages.receive '{}' > /dev/null"
+"""Keeps a command of an agent's shell from ending, after what it did, until the agent is sent a message."""
+MAY_WAIT = '    allow:\n =>     allow:\n      - messages.receive: "*"\n'
+
+
+def killed_before_its_report(scene: Scene, agent: str) -> None:
+    """Kills the agent alone, behind what a command that `WAITS` did and before the program hears of it. The next start doesn't wait."""
+
+    def waits() -> bool:
+        made = [(step["resource"], step["outcome"]) for step in scene.operator.steps(agent)]
+        return ("before messages.receive", "ok") in made
+
+    eventually(waits, "no command waits", within_s=PATIENCE_S)
+    assert commits(scene.live(agent)) == ["Add, not subtract", "Begin"]
+    scene.kill_program(agent)
+    scene.operator.ask("Send", agent=agent, text="go on")

@@ -101,6 +101,7 @@ class Boundaries:
         self._redone.pop(thread, None)
         if not layer.own:
             self._redone[thread] = Redo(self._core, thread, layer.hold)
+            thread.replay.one_way = True
         layer.strayed = str if layer.own else lambda: left_out(thread)
         if layer.own:
             await close_unasked(self._core, thread, LANE)
@@ -119,7 +120,7 @@ class Boundaries:
         row = self._core.table.get(request.action)
         if layer is None or row is None or request.lane == LANE or not _bounds(row):
             return None
-        if await self._again(thread, (request.lane, request.lane_step)):
+        if await self._again(thread, (request.lane, request.lane_step), afresh=row.action != ACTION):
             return None  # it was made already, and so was its boundary
         refusal = "" if row.action == ACTION else _no_place(row, layer)
         if refusal:
@@ -130,18 +131,30 @@ class Boundaries:
         answer = await self.make(thread, f"before {row.action}")
         return None if answer is None else Answer(step=0, failure=answer.failure)
 
-    async def _again(self, thread: Thread, place: tuple[str, int]) -> bool:
-        """Whether a call was made before, so that its boundary was too: the program's files are as they were then."""
+    async def _again(self, thread: Thread, place: tuple[str, int], *, afresh: bool) -> bool:
+        """Whether a call was made before, so that its boundary was too: the program's files are as they were then.
+
+        Args:
+            thread: whose.
+            place: of the call.
+            afresh: whether one that is decided once more, such as one that was refused at last, counts too.
+        """
         flight, held, cut = (
             thread.by_lane.get(place),
             thread.replay.find(*place),
             thread.replay.unfinished.get(place),
         )
-        step = flight.step if flight else held.step if held else cut.intent.step if cut else 0
+        known = held or (thread.replay.outcomes.get(place) if afresh and cut is None else None)
+        step = flight.step if flight else known.step if known else cut.intent.step if cut else 0
         redo = self._redone.get(thread)
         if step and redo is not None:
             await redo.at(step)
-        return flight is not None or held is not None
+        # INVARIANT: where its files are not those of then, a call that is decided once more comes behind a boundary.
+        return (
+            flight is not None
+            or held is not None
+            or (known is not None and redo is not None and not redo.over)
+        )
 
     def _goes_on(self, thread: Thread) -> None:
         """Note that a program is where it was before, or has ended: from here on what it has counts."""

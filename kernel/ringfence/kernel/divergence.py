@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from ringfence.kernel.journal.types import JournalError
-from ringfence.kernel.replay import BOUNDARY_LANE, OPERATOR_LANE
+from ringfence.kernel.replay import BOUNDARY_LANE, CONTENT, OPERATOR_LANE
 from ringfence.syscalls.errors import Fenced, JournalUnavailable
 from ringfence.syscalls.llm_parts import take
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 EVENT: Final = "strayed"
 """Event of a call that is not on record while recorded ones are left."""
-CONTENT: Final = "call-"
-"""How lanes begin whose calls are known by what they ask."""
 TOLD_MAX: Final = 3
 """Calls of one start that are told of: what comes after the first mostly follows from it."""
 DIFFERENCES_MAX: Final = 8

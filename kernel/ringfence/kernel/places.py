@@ -16,6 +16,7 @@ RETRY: Final = 1
 UNKNOWN: Final = 2
 EXPIRED: Final = 4
 ASIDE: Final = 8
+CUT: Final = 16
 
 NEWEST: Final = 1 << 62
 """Position of a row that this kernel wrote: later than all that were read."""
@@ -34,6 +35,7 @@ class Held(NamedTuple):
         unknown: whether nobody knows yet what became of it.
         expired: whether it was refused because nobody answered its approval in time.
         aside: whether it says nothing of the program's way that it isn't asked for again.
+        cut: whether it was ended from outside, as when its agent was killed: the program may have heard of no end.
     """
 
     step: int
@@ -42,18 +44,21 @@ class Held(NamedTuple):
     unknown: bool
     expired: bool = False
     aside: bool = False
+    cut: bool = False
 
     @property
     def flags(self) -> int:
         """What is true of it, in one byte."""
         known = RETRY * self.retry | UNKNOWN * self.unknown | EXPIRED * self.expired
-        return known | ASIDE * self.aside
+        return known | ASIDE * self.aside | CUT * self.cut
 
     @classmethod
     def of(cls, step: int, pos: int, flags: int) -> Held:
         """From its parts as a lane keeps them."""
-        expired, aside = bool(flags & EXPIRED), bool(flags & ASIDE)
-        return cls(step, pos, bool(flags & RETRY), bool(flags & UNKNOWN), expired, aside)
+        retry, unknown, expired, aside, cut = (
+            bool(flags & one) for one in (RETRY, UNKNOWN, EXPIRED, ASIDE, CUT)
+        )
+        return cls(step, pos, retry, unknown, expired, aside, cut)
 
 
 @dataclass(slots=True)

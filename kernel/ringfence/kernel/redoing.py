@@ -51,6 +51,11 @@ class Redo:
         self._over = False
         self._one_at_a_time = asyncio.Lock()
 
+    @property
+    def over(self) -> bool:
+        """Whether nothing is put back any more."""
+        return self._over
+
     def end(self) -> None:
         """Nothing is put back any more: the program has gone further than before."""
         self._over = True

@@ -32,6 +32,9 @@ OPERATOR_LANE = "op"
 BOUNDARY_LANE = "workspace"
 """Lane of the kernel's own boundaries of `direct` programs; no program ever asks for it."""
 
+CONTENT = "call-"
+"""How lanes begin whose calls are known by what they ask."""
+
 ASIDE = frozenset({"mcp.tools", "mcp.resources"})
 """Actions that a client of a door makes by itself, as when its rights change: whether it does says nothing of the program."""
 
@@ -186,6 +189,8 @@ class Replay:
         saved: the newest checkpoint of the branch, which the next one may rest on: later than `checkpoint` while it runs.
         asks_anew: whether a person started the agent after its end: what nobody answered in time is asked again.
         caught_up: whether all that is known by what it asks was asked for again; found out by who looks.
+        one_way: whether calls that are known by what they ask are one after the other, as far as files go: of a `direct` program.
+        answered: the newest step of the program's that is not made afresh.
     """
 
     outcomes: Places = field(default_factory=Places)
@@ -197,6 +202,8 @@ class Replay:
     taken_back: set[str] = field(default_factory=set[str])
     asks_anew: bool = False
     caught_up: bool = False
+    one_way: bool = False
+    answered: int = 0
 
     def add(self, row: StoredRow) -> None:
         """Take one outcome; of several for one place the newest counts.
@@ -215,8 +222,10 @@ class Replay:
         if held is None or (held.step, held.pos) <= (row.step, row.pos):
             expired = has_expired(row)
             retry = row.outcome in RETRIED and not (expired or was_sent(row) or was_answered(row))
-            aside = row.action in ASIDE
-            self.outcomes.put(place, Held(row.step, row.pos, retry, row.outcome == "unknown", expired, aside))
+            aside, unknown, cut = row.action in ASIDE, row.outcome == "unknown", row.outcome == "cancelled"
+            self.outcomes.put(place, Held(row.step, row.pos, retry, unknown, expired, aside, cut))
+            if not (retry or aside) and row.lane != BOUNDARY_LANE:
+                self.answered = max(self.answered, row.step)
         if row.lane_step >= self.last.get(row.lane, -1):
             self.last[row.lane] = row.lane_step
 
@@ -226,7 +235,12 @@ class Replay:
         return None if held is None or self._made_afresh(lane, lane_step, held) else held
 
     def _made_afresh(self, lane: str, lane_step: int, held: Held) -> bool:
-        return (held.retry or (held.expired and self.asks_anew)) and self.last.get(lane) == lane_step
+        if not (held.retry or (held.expired and self.asks_anew)) or self.last.get(lane) != lane_step:
+            return False
+        # Each such call has a lane of its own. One that was refused, or failed, and that answered ones came after keeps its place
+        # among them: what the program did then rests on its refusal.
+        kept = self.one_way and held.retry and not held.cut and lane.startswith(CONTENT)
+        return not (kept and held.step < self.answered)
 
     def first_of(self, lane: str) -> int | None:
         """The first step of a lane that is known from behind the checkpoint; None: nothing is."""

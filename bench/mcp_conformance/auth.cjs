@@ -1,12 +1,13 @@
-// Loaded before the suite, which is run unchanged: it puts on the token that clients of a door send, and calls tools of the
-// declared server by the names that the door gives them (`mcp_suite_NAME`).
+// Loaded before the suite, which is run unchanged: it puts on the token that clients of a door send, and calls tools and prompts
+// of the declared server by the names that the door gives them (`mcp_suite_NAME`).
 const token = 'Bearer ' + process.env.RINGFENCE_TOKEN;
 const PREFIX = 'mcp_suite_';
+const NAMED = ['tools/call', 'prompts/get'];
 const undici = require(process.env.SUITE + '/node_modules/undici');
 
 function there(body) {
   if (typeof body !== 'string') return body;
-  return body.replace(/("method":\s*"tools\/call".*?"name":\s*")(test_|json_schema_)/s, `$1${PREFIX}$2`);
+  return body.replace(/("method":\s*"(?:tools\/call|prompts\/get|completion\/complete)".*?"name":\s*")(test_|json_schema_)/s, `$1${PREFIX}$2`);
 }
 
 async function back(response) {
@@ -27,7 +28,7 @@ globalThis.fetch = async (url, options) => {
   const headers = new Headers(options?.headers ?? (url instanceof Request ? url.headers : undefined));
   headers.set('authorization', token);
   const name = headers.get('mcp-name');
-  const calls = headers.get('mcp-method') === 'tools/call';
+  const calls = NAMED.includes(headers.get('mcp-method'));
   if (calls && name && /^(test_|json_schema_)/.test(name)) headers.set('mcp-name', PREFIX + name);
   return back(await original(url, { ...options, headers, body: there(options?.body) }));
 };
@@ -38,7 +39,7 @@ http.request = (...given) => {
   const made = request(...given);
   made.setHeader('authorization', token);
   const name = made.getHeader('mcp-name');
-  if (made.getHeader('mcp-method') === 'tools/call' && /^test_/.test(name ?? '')) made.setHeader('mcp-name', PREFIX + name);
+  if (NAMED.includes(made.getHeader('mcp-method')) && /^test_/.test(name ?? '')) made.setHeader('mcp-name', PREFIX + name);
   const parts = [];
   const end = made.end.bind(made);
   made.write = (part) => parts.push(part);

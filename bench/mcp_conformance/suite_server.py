@@ -121,6 +121,50 @@ async def read(_: Any, params: types.ReadResourceRequestParams) -> types.ReadRes
     return types.ReadResourceResult(contents=[RESOURCES[uri]])
 
 
+def said(*contents: Any) -> types.GetPromptResult:
+    return types.GetPromptResult(messages=[types.PromptMessage(role="user", content=one) for one in contents])
+
+
+def wants(*names: str) -> list[types.PromptArgument]:
+    return [types.PromptArgument(name=name, required=True) for name in names]
+
+
+PROMPTS = {
+    "test_simple_prompt": [],
+    "test_prompt_with_arguments": wants("arg1", "arg2"),
+    "test_prompt_with_embedded_resource": wants("resourceUri"),
+    "test_prompt_with_image": [],
+}
+
+
+async def prompts(_: Any, __: Any) -> types.ListPromptsResult:
+    listed = [
+        types.Prompt(name=name, description=name, arguments=arguments) for name, arguments in PROMPTS.items()
+    ]
+    return types.ListPromptsResult(prompts=listed)
+
+
+async def prompt(_: Any, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+    given = params.arguments or {}
+    if params.name == "test_prompt_with_arguments":
+        text = f"Prompt with arguments: arg1='{given['arg1']}', arg2='{given['arg2']}'"
+        return said(types.TextContent(text=text))
+    if params.name == "test_prompt_with_embedded_resource":
+        inner = types.TextResourceContents(
+            uri=given["resourceUri"], mime_type="text/plain", text="Embedded resource content for testing."
+        )
+        asked = types.TextContent(text="Please process the embedded resource above.")
+        return said(types.EmbeddedResource(resource=inner), asked)
+    if params.name == "test_prompt_with_image":
+        return said(IMAGE, types.TextContent(text="Please analyze the image above."))
+    return said(types.TextContent(text="This is a simple prompt for testing."))
+
+
+async def complete(_: Any, params: types.CompleteRequestParams) -> types.CompleteResult:
+    values = [one for one in ("testament", "testimony") if one.startswith(params.argument.value)]
+    return types.CompleteResult(completion=types.Completion(values=values, total=len(values), has_more=False))
+
+
 if __name__ == "__main__":
     import uvicorn
 
@@ -131,6 +175,9 @@ if __name__ == "__main__":
         on_list_resources=resources,
         on_list_resource_templates=templates,
         on_read_resource=read,
+        on_list_prompts=prompts,
+        on_get_prompt=prompt,
+        on_completion=complete,
     )
     app = suite.streamable_http_app()
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="critical")

@@ -124,6 +124,27 @@ async def reads(mode: str, *uris: str) -> None:
                 say(uri, error.error.model_dump())
 
 
+async def prompts(mode: str) -> None:
+    """Gets prompts of a server that somebody else declared."""
+    async with server() as there, Client(there, mode=mode, cache=None) as client:
+        say(
+            "prompts",
+            [
+                one.model_dump(by_alias=True, exclude_none=True)
+                for one in (await client.list_prompts()).prompts
+            ],
+        )
+        found = await client.get_prompt("mcp_shop_greet", {"who": "Ada"})
+        say("got", found.model_dump(by_alias=True, exclude_none=True))
+        ref = types.PromptReference(name="mcp_shop_greet")
+        say("completed", (await client.complete(ref, {"name": "who", "value": "g"})).completion.values)
+        for name in ("mcp_shop_secret_plan", "greet"):
+            try:
+                await client.get_prompt(name)
+            except MCPError as error:
+                say(name, error.error.model_dump())
+
+
 async def once(mode: str) -> None:
     """Makes a call, and lives on until it is killed."""
     async with server() as there, Client(there, mode=mode) as client:
@@ -144,5 +165,5 @@ async def elicit(mode: str, action: str) -> None:
         say("result", plain(found))
 
 
-WAYS = {"walk": walk, "lent": lent, "reads": reads, "once": once, "elicit": elicit}
+WAYS = {"walk": walk, "lent": lent, "reads": reads, "prompts": prompts, "once": once, "elicit": elicit}
 asyncio.run(WAYS[sys.argv[1]](*(word for word in sys.argv[2:] if word not in ("stdio", "http"))))

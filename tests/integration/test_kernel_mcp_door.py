@@ -220,6 +220,23 @@ def test_resources_of_declared_servers_are_read_as_rules_say(scene: Scene, mode:
     assert ("mcp.read", "denied") in made
 
 
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+def test_prompts_of_declared_servers_are_got_as_rules_say(scene: Scene, mode: str) -> None:
+    rules = {"allow": ['mcp.shop.@prompt: "*"'], "ask": ['mcp.shop.@prompt: "secret*"']}
+    text = manifest_of(scene.name("client"), ["python", "client.py", "prompts", mode], **rules)
+    agent = scene.operator.submit(text, FILES)
+    listed = {one["name"]: one for one in said(scene, agent, "prompts")}
+    assert set(listed) == {"mcp_shop_greet", "mcp_shop_secret_plan"}
+    assert listed["mcp_shop_greet"]["arguments"] == [{"name": "who", "required": True}]
+    (message,) = said(scene, agent, "got")["messages"]
+    assert message == {"role": "user", "content": {"type": "text", "text": "Say hello to Ada."}}
+    assert said(scene, agent, "completed") == ["grace"]
+    parked = said(scene, agent, "mcp_shop_secret_plan")
+    assert (parked["code"], parked["data"]["ringfence/reason"]) == (-32000, "Parked")
+    assert "there is no prompt `greet`" in said(scene, agent, "greet")["message"]
+    scene.operator.ask("Kill", agent=agent)
+
+
 def test_a_program_that_is_started_again_finds_its_answers(scene: Scene) -> None:
     text = manifest_of(
         scene.name("client"),

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mcp.server.mcpserver import Context, MCPServer
-from mcp_types import ToolAnnotations
+from mcp.server.mcpserver.prompts import Prompt
+from mcp_types import Completion, ToolAnnotations
 
 KIND, PLACE = sys.argv[1], Path(sys.argv[2])
 server = MCPServer("shop", log_level="CRITICAL")
@@ -115,7 +116,37 @@ def order(number: str) -> str:
 @server.resource("shop://token/{which}")
 def token(which: str, ctx: Context) -> str:
     """What came with the request."""
-    return str(dict(ctx.request_context.request.headers))
+    request: Any = ctx.request_context.request
+    return str(dict(request.headers))
+
+
+@server.prompt()
+def greet(who: str) -> str:
+    """Greet somebody."""
+    deliver("prompt", who=who)
+    return f"Say hello to {who}."
+
+
+@server.prompt()
+def secret_plan() -> str:
+    """What nobody is to be told."""
+    deliver("prompt", who="nobody")
+    return "the plan"
+
+
+@server.completion()
+async def complete(ref: Any, argument: Any, context: Any) -> Completion:
+    """Names that begin as what there is does."""
+    deliver("complete", argument=argument.name)
+    return Completion(values=[one for one in ("ada", "alan", "grace") if one.startswith(argument.value)])
+
+
+@server.tool()
+def rephrase(text: str) -> str:
+    """Change what `greet` says of itself."""
+    server.remove_prompt("greet")
+    server.add_prompt(Prompt.from_function(greet, name="greet", description=text))
+    return "changed"
 
 
 def interfaces() -> list[str]:

@@ -87,6 +87,10 @@ EXAMPLES: dict[str, tuple[list[Try], list[Try]]] = {
         [("mcp.github.@resource", "repo://acme/a/b")],
         [("mcp.github.@resource", "repo://acm"), ("mcp.github.resource", "repo://acme/a"), ("mcp.gitlab.@resource", "repo://acme/a")],
     ),
+    'mcp.github.@prompt: "review"': (
+        [("mcp.github.@prompt", "review")],
+        [("mcp.github.@prompt", "reviews"), ("mcp.github.@resource", "review"), ("mcp.github.review", "review")],
+    ),
     'mcp.server.*: "*"': ([("mcp.server.tool", "a")], [("mcp.servers.tool", "a")]),
     'mcp.server.tool: "*"': ([("mcp.server.tool", "a")], [("mcp.server.tools", "a")]),
     'fs.delete: "/workspace/data/**"': ([("fs.delete", f"{W}/data/a")], [("fs.delete", f"{W}/database"), ("fs.write", f"{W}/data/a")]),

@@ -324,4 +324,12 @@ def test_action_patterns() -> None:
     assert not match_action("mcp.server.tool", "mcp.server.tool.more")
     assert {"fs.read", "exec.run", "sql.write", "checkpoint.save", "now"} <= ROWS
     # Calls of tools are judged as the tools.
-    assert {"mcp.call", "mcp.tools", "mcp.resources", "mcp.read"} == ROWS - KNOWN_ACTIONS
+    assert {
+        "mcp.call",
+        "mcp.tools",
+        "mcp.resources",
+        "mcp.read",
+        "mcp.prompts",
+        "mcp.prompt",
+        "mcp.complete",
+    } == ROWS - KNOWN_ACTIONS

@@ -23,6 +23,7 @@ from ringfence.kernel.outreach_mcp_definitions import ChangedTool, compare
 from ringfence.syscalls.codec import holds_nul
 from ringfence.syscalls.errors import CallFailed, JournalUnavailable
 from ringfence.syscalls.mcp_common import (
+    PROMPT_KEPT,
     Definition,
     Lost,
     McpSession,
@@ -214,25 +215,25 @@ class Servers:
 
     # -- definitions ----------------------------------------------------------------------------------------------
 
-    async def look(self, agent: str, server: str) -> dict[str, Definition]:
-        """What a server defines now, held against what was taken.
+    async def look(self, agent: str, server: str, kind: str = "tools") -> dict[str, Definition]:
+        """The tools, or prompts, as a server defines them now, held against what was taken.
 
         Raises:
             CallFailed: it can't be reached, or does not say.
             JournalUnavailable: the database is away.
         """
         resource = self._declared(server)
-        listed = await self.listed(agent, server, "tools")
+        listed = await self.listed(agent, server, kind)
         given: dict[str, bytes] = {}
         for one in listed:
             tool = str(one.get("name", ""))
             if tool in given:
-                raise failed(resource, f"lists the tool `{tool[:80]}` twice")
+                raise failed(resource, f"lists `{tool[:80]}` twice among its {kind}")
             if holds_nul(one):
                 raise failed(resource, f"defines `{tool[:80]}` with a NUL character, which can't be kept")
             given[tool] = definition_bytes(one)
         try:
-            return await self._compared(resource, given)
+            return await self._compared(resource, given, PROMPT_KEPT if kind == "prompts" else "")
         except Unavailable as error:
             raise JournalUnavailable(f"the database is away: {error}; make the call again") from error
 
@@ -259,14 +260,16 @@ class Servers:
             await self.lost(agent, resource.name, session)
             raise failed(resource, str(error) or f"did not list its {kind} within {limit:g} s") from None
 
-    async def _compared(self, resource: McpResource, given: Mapping[str, bytes]) -> dict[str, Definition]:
+    async def _compared(
+        self, resource: McpResource, given: Mapping[str, bytes], before: str
+    ) -> dict[str, Definition]:
         known = {one.tool: one for one in await self.store.mcp_tools(resource.name)}
         found: dict[str, Definition] = {}
         told: list[dict[str, str]] = []
         for tool, data in given.items():
-            declared = declared_tool(resource, tool)
+            declared = None if before else declared_tool(resource, tool)
             wanted = "" if declared is None else declared.definition
-            one, news = compare(tool, data, known.get(tool), wanted)
+            one, news = compare(before + tool, data, known.get(before + tool), wanted)
             found[tool] = one
             if news is not None:
                 told.append(news)
@@ -296,6 +299,10 @@ class AgentServers:
     async def look(self, server: str) -> Mapping[str, Definition]:
         """The tools of a server by name; see `Servers.look`."""
         return await self._servers.look(self._agent, server)
+
+    async def look_at_prompts(self, server: str) -> Mapping[str, Definition]:
+        """The prompts of a server by name; see `Servers.look`."""
+        return await self._servers.look(self._agent, server, "prompts")
 
     async def listed(self, server: str, kind: str) -> Sequence[Mapping[str, Any]]:
         """What a server lists; see `Servers.listed`."""

@@ -35,7 +35,7 @@ BOUNDARY_LANE = "workspace"
 CONTENT = "call-"
 """How lanes begin whose calls are known by what they ask."""
 
-ASIDE = frozenset({"mcp.tools", "mcp.resources"})
+ASIDE = frozenset({"mcp.tools", "mcp.resources", "mcp.prompts", "mcp.complete"})
 """Actions that a client of a door makes by itself, as when its rights change: whether it does says nothing of the program."""
 
 COMPENSATE = "compensate"

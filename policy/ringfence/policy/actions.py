@@ -30,17 +30,37 @@ _KINDS: Final = {
     "a2a": "name",
 }
 _MCP_LABELS: Final = 3
-_UNNAMED: Final = frozenset(("mcp.call", "mcp.tools", "mcp.resources", "mcp.read"))
-"""Rows that no rule names: what they ask is about the tools and resources of servers."""
+_UNNAMED: Final = frozenset(
+    ("mcp.call", "mcp.tools", "mcp.resources", "mcp.read", "mcp.prompts", "mcp.prompt", "mcp.complete")
+)
+"""Rows that no rule names: what they ask is about the tools, resources and prompts of servers."""
 
 RESOURCE: Final = "@resource"
 """In place of a tool's name: a resource of the server, as in `mcp.SERVER.@resource`. No tool has such a name that a rule could say."""
 
-OF_SERVERS: Final[Mapping[str, str]] = {"mcp.call": "", "mcp.read": RESOURCE}
+PROMPT: Final = "@prompt"
+"""The same of a prompt."""
+
+OF_SERVERS: Final[Mapping[str, str]] = {
+    "mcp.call": "",
+    "mcp.read": RESOURCE,
+    "mcp.prompt": PROMPT,
+    "mcp.complete": PROMPT,
+}
 """Rows that count as an action of their server, and what that has in place of a tool's name; empty: the tool's own."""
 
 OWN_ACTIONS: Final = frozenset(
-    ("now", "random", "sleep", "checkpoint.save", "ask", "workspace.commit", "mcp.tools", "mcp.resources")
+    (
+        "now",
+        "random",
+        "sleep",
+        "checkpoint.save",
+        "ask",
+        "workspace.commit",
+        "mcp.tools",
+        "mcp.resources",
+        "mcp.prompts",
+    )
 )
 """Allowed without a rule, since they touch nothing but the agent's own thread, or show what rules let it do. A deny or ask rule takes
 them away."""

@@ -51,6 +51,7 @@ SAID: Final = frozenset(
         "prefix",
         "server",
         "tool",
+        "prompt",
         "peer",
         "task",
     ]

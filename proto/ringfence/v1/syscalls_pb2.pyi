@@ -3827,6 +3827,238 @@ class McpReadResponse(_message.Message):
 Global___McpReadResponse: _TypeAlias = McpReadResponse  # noqa: Y015
 
 @_typing.final
+class McpPromptsRequest(_message.Message):
+    """Arguments of mcp.prompts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    """Name of the declared server."""
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["server", b"server"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpPromptsRequest: _TypeAlias = McpPromptsRequest  # noqa: Y015
+
+@_typing.final
+class McpPromptsResponse(_message.Message):
+    """Result of mcp.prompts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    WITHHELD_FIELD_NUMBER: _builtins.int
+    withheld: _builtins.int
+    """Prompts that no rule lets the agent get, or whose names can't be used."""
+    @_builtins.property
+    def prompts(self) -> _struct_pb2.ListValue:
+        """Prompts in the order of their names, each as the protocol has it: `name`, and where there are any `title`, `description`, `arguments`."""
+
+    @_builtins.property
+    def changed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of those that the server defines in another way by now, so that calls wait for an operator."""
+
+    def __init__(
+        self,
+        *,
+        prompts: _struct_pb2.ListValue | None = ...,
+        changed: _abc.Iterable[_builtins.str] | None = ...,
+        withheld: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompts", b"prompts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "prompts", b"prompts", "withheld", b"withheld"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpPromptsResponse: _TypeAlias = McpPromptsResponse  # noqa: Y015
+
+@_typing.final
+class McpPromptRequest(_message.Message):
+    """Arguments of mcp.prompt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ArgumentsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    """Name of the declared server."""
+    prompt: _builtins.str
+    """Name of the prompt, as the server lists it."""
+    @_builtins.property
+    def arguments(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Its arguments by name."""
+
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+        prompt: _builtins.str = ...,
+        arguments: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "prompt", b"prompt", "server", b"server"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpPromptRequest: _TypeAlias = McpPromptRequest  # noqa: Y015
+
+@_typing.final
+class McpPromptResponse(_message.Message):
+    """Result of mcp.prompt: what the server answered, without the operator's credentials."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    description: _builtins.str
+    """What the prompt is for; empty: the server says nothing."""
+    @_builtins.property
+    def messages(self) -> _struct_pb2.ListValue:
+        """Messages, each as the protocol has them: `role` and `content`."""
+
+    def __init__(
+        self,
+        *,
+        description: _builtins.str = ...,
+        messages: _struct_pb2.ListValue | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpPromptResponse: _TypeAlias = McpPromptResponse  # noqa: Y015
+
+@_typing.final
+class McpCompleteRequest(_message.Message):
+    """Arguments of mcp.complete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ContextEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    URI_FIELD_NUMBER: _builtins.int
+    ARGUMENT_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    """Name of the declared server."""
+    prompt: _builtins.str
+    """Name of the prompt. Empty: `uri` is given."""
+    uri: _builtins.str
+    """Template of URIs, as the server lists it. Empty: `prompt` is given."""
+    argument: _builtins.str
+    """Name of the argument or variable."""
+    value: _builtins.str
+    """What there is of it so far. Empty: nothing yet."""
+    @_builtins.property
+    def context(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The other arguments or variables so far."""
+
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+        prompt: _builtins.str = ...,
+        uri: _builtins.str = ...,
+        argument: _builtins.str = ...,
+        value: _builtins.str = ...,
+        context: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["argument", b"argument", "context", b"context", "prompt", b"prompt", "server", b"server", "uri", b"uri", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpCompleteRequest: _TypeAlias = McpCompleteRequest  # noqa: Y015
+
+@_typing.final
+class McpCompleteResponse(_message.Message):
+    """Result of mcp.complete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    HAS_MORE_FIELD_NUMBER: _builtins.int
+    total: _builtins.int
+    """How many there are in all; 0: the server does not say."""
+    has_more: _builtins.bool
+    """Whether there are more."""
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What it may be, the likeliest first."""
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[_builtins.str] | None = ...,
+        total: _builtins.int = ...,
+        has_more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["has_more", b"has_more", "total", b"total", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___McpCompleteResponse: _TypeAlias = McpCompleteResponse  # noqa: Y015
+
+@_typing.final
 class A2aSendRequest(_message.Message):
     """Arguments of a2a.send."""
 

@@ -10,12 +10,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ringfence.agent.calls import Caller
-    from ringfence.agent.mcp_operations import McpAnswer, McpContents, McpResources, McpTool
+    from ringfence.agent.mcp_operations import (
+        McpAnswer,
+        McpCompletion,
+        McpContents,
+        McpMessages,
+        McpPrompt,
+        McpResources,
+        McpTool,
+    )
     from ringfence.agent.values import Found
 
 
 class Mcp:
-    """Tools and resources of declared MCP servers."""
+    """Tools, resources and prompts of declared MCP servers."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
@@ -70,3 +78,54 @@ class Mcp:
             InvalidRequest: the URI could be read in two ways.
         """
         return self._caller.run(operations.read(server, uri))
+
+    def prompts(self, server: str) -> Found[McpPrompt]:
+        """List the prompts that the agent may get; `.withheld` counts the others.
+
+        Args:
+            server: its name in the kernel file.
+
+        Raises:
+            Denied: no rule lets it get any of them.
+        """
+        return self._caller.run(operations.prompts(server))
+
+    def prompt(self, server: str, name: str, arguments: Mapping[str, str] | None = None) -> McpMessages:
+        """Get a prompt.
+
+        Args:
+            server: its name in the kernel file.
+            name: as `prompts` lists it.
+            arguments: texts by name.
+
+        Raises:
+            Denied: a rule or a person denies it, or nothing allows it.
+            CallFailed: the server can't be reached, or gives none.
+        """
+        return self._caller.run(operations.prompt(server, name, arguments))
+
+    def complete(
+        self,
+        server: str,
+        argument: str,
+        value: str = "",
+        *,
+        prompt: str = "",
+        uri: str = "",
+        context: Mapping[str, str] | None = None,
+    ) -> McpCompletion:
+        """Ask what an argument of a prompt, or a variable of a template of URIs, may be.
+
+        Args:
+            server: its name in the kernel file.
+            argument: name of the argument or variable.
+            value: what there is of it so far.
+            prompt: name of the prompt; empty: `uri` is given.
+            uri: the template, as `resources` lists it.
+            context: the other arguments or variables so far.
+
+        Raises:
+            Denied: a rule or a person denies it, or nothing allows it.
+            CallFailed: the server can't be reached, or says nothing of that.
+        """
+        return self._caller.run(operations.complete(server, argument, value, prompt, uri, context))

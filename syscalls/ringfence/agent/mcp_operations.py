@@ -1,4 +1,4 @@
-"""Operations on tools and resources of declared MCP servers, for both front ends; no I/O."""
+"""Operations on tools, resources and prompts of declared MCP servers, for both front ends; no I/O."""
 
 from __future__ import annotations
 
@@ -123,6 +123,115 @@ class McpContents:
     def text(self) -> str:
         """All parts of text, one after the other."""
         return "\n".join(part.text for part in self.parts if part.text is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpPrompt:
+    """One prompt of a server, as its definition was taken.
+
+    Attributes:
+        name: of the prompt.
+        title: for people; empty: it has none.
+        description: what its server says that it is for.
+        arguments: of it: name, and whether it has to be given.
+        changed: whether the server defines it in another way by now, so that calls wait for an operator.
+    """
+
+    name: str
+    title: str
+    description: str
+    arguments: Mapping[str, bool]
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpMessages:
+    """What a prompt says.
+
+    Attributes:
+        description: what it is for; empty: the server says nothing.
+        messages: each as the protocol has them: `role` and `content`.
+    """
+
+    description: str
+    messages: Sequence[Mapping[str, Any]]
+
+    @property
+    def text(self) -> str:
+        """All messages of text, one after the other."""
+        contents: list[Mapping[str, Any]] = [message.get("content") or {} for message in self.messages]
+        return "\n".join(str(one.get("text", "")) for one in contents if one.get("type") == "text")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpCompletion:
+    """What an argument may be.
+
+    Attributes:
+        values: the likeliest first.
+        total: how many there are in all; 0: the server does not say.
+        has_more: whether there are more.
+    """
+
+    values: Sequence[str]
+    total: int
+    has_more: bool
+
+
+def prompts(server: str) -> Operation[Found[McpPrompt]]:
+    """List prompts."""
+
+    def decode(result: Json) -> Found[McpPrompt]:
+        changed: set[str] = set(result.get("changed") or [])
+        found = [_prompt(one, changed) for one in result.get("prompts") or ()]
+        return Found(found, withheld=int(result.get("withheld", 0)))
+
+    return Operation("mcp.prompts", {"server": server}, decode)
+
+
+def _prompt(one: Json, changed: set[str]) -> McpPrompt:
+    name = str(one.get("name", ""))
+    return McpPrompt(
+        name=name,
+        title=str(one.get("title") or ""),
+        description=str(one.get("description") or ""),
+        arguments={
+            str(item.get("name", "")): bool(item.get("required")) for item in one.get("arguments") or ()
+        },
+        changed=name in changed,
+    )
+
+
+def prompt(server: str, name: str, arguments: Mapping[str, str] | None) -> Operation[McpMessages]:
+    """Get one."""
+    given: Json = {"server": server, "prompt": name}
+    if arguments:
+        given["arguments"] = dict(arguments)
+
+    def decode(result: Json) -> McpMessages:
+        return McpMessages(
+            description=result.get("description", ""), messages=list(result.get("messages") or ())
+        )
+
+    return Operation("mcp.prompt", given, decode)
+
+
+def complete(
+    server: str, argument: str, value: str, prompt: str, uri: str, context: Mapping[str, str] | None
+) -> Operation[McpCompletion]:
+    """Ask what an argument may be."""
+    given: Json = {"server": server, "argument": argument, "value": value, "prompt": prompt, "uri": uri}
+    if context:
+        given["context"] = dict(context)
+
+    def decode(result: Json) -> McpCompletion:
+        return McpCompletion(
+            values=list(result.get("values") or ()),
+            total=int(result.get("total", 0)),
+            has_more=bool(result.get("has_more", False)),
+        )
+
+    return Operation("mcp.complete", given, decode)
 
 
 def resources(server: str) -> Operation[McpResources]:

@@ -203,6 +203,10 @@ class McpServers(Protocol):
         """
         ...
 
+    async def look_at_prompts(self, server: str) -> Mapping[str, Definition]:
+        """The same of its prompts."""
+        ...
+
     async def listed(self, server: str, kind: str) -> Sequence[Mapping[str, Any]]:
         """What a server lists now, each as the protocol has it.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
+from ringfence.policy.actions import PROMPT
 from ringfence.policy.matcher import match_name
 from ringfence.syscalls.base import Effect
 from ringfence.syscalls.codec import canonical_json
@@ -24,10 +25,13 @@ ANSWER_BYTES_MAX: Final = 8 << 20
 """Largest answer of a server, also of one that lists its tools or resources."""
 
 DEFINITIONS_MAX: Final = 1000
-"""Most tools of one server."""
+"""Most tools of one server, and most prompts."""
 
 LISTED_MAX: Final = 10_000
 """Most resources, or templates of them, of one server that are listed."""
+
+PROMPT_KEPT: Final = f"{PROMPT}/"
+"""What the name of a prompt follows where its definition is kept beside those of tools."""
 
 EFFECT_ID: Final = "ringfence/effect-id"
 """Key in `_meta` of a request: its effect id, the same however often it is made again."""
@@ -74,10 +78,10 @@ class Sent:
 
 
 class Definition(msgspec.Struct, frozen=True, kw_only=True):
-    """One tool: the definition that was taken, and the one that the server gives now where that is another.
+    """One tool or prompt: the definition that was taken, and the one that the server gives now where that is another.
 
     Attributes:
-        tool: its name.
+        tool: its name; of a prompt after `PROMPT_KEPT`.
         taken: canonical JSON of what agents are shown.
         taken_hash: `sha256:…` of that.
         offered: canonical JSON of what the server says now; empty: the same.
@@ -130,6 +134,11 @@ def server_of(name: str, env: Env) -> McpResource:
         )
     refuse_unavailable(resource)
     return resource
+
+
+def nameable(prompt: str) -> bool:
+    """Whether a prompt of that name can be got."""
+    return 0 < len(prompt) <= _NAME_MAX and prompt.isprintable()
 
 
 def sayable(tool: str) -> bool:

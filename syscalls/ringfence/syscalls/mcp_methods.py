@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from mcp_types import CallToolRequest, ReadResourceRequest, Request
+from mcp_types import CallToolRequest, CompleteRequest, GetPromptRequest, ReadResourceRequest, Request
 from ringfence.syscalls.mcp_common import DEFINITIONS_MAX, LISTED_MAX
 
 
@@ -29,11 +29,14 @@ LISTS: Final = {
     "tools": _Listing("list_tools", "tools", DEFINITIONS_MAX, optional=False),
     "resources": _Listing("list_resources", "resources", LISTED_MAX),
     "templates": _Listing("list_resource_templates", "resource_templates", LISTED_MAX),
+    "prompts": _Listing("list_prompts", "prompts", DEFINITIONS_MAX),
 }
 CALLS: Final = frozenset({"tools/call"})
 """Those of `REQUESTS` that do something."""
 REQUESTS: Final[Mapping[str, type[Request[Any, Any]]]] = {
     "tools/call": CallToolRequest,
     "resources/read": ReadResourceRequest,
+    "prompts/get": GetPromptRequest,
+    "completion/complete": CompleteRequest,
 }
 """Requests that calls are made of."""

@@ -18,6 +18,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 from ringfence.kernel.doors import mcp_results
 from ringfence.kernel.doors.mcp_calls import Asked, Calls, Parked
+from ringfence.kernel.server.desk import Desk
 from ringfence.kernel.settled import Answer
 from ringfence.syscalls.table import Row
 
@@ -38,6 +39,18 @@ class Made(NamedTuple):
 
     answer: Answer
     place: tuple[str, int]
+
+
+async def told(desk: Desk, made: Made) -> Answer:
+    """The answer of a call, if anybody is to have it.
+
+    Raises:
+        MCPError: nobody is: the program is ended, and this connection with it.
+    """
+    if made.answer.withheld:
+        await desk.closed.wait()
+        raise MCPError(types.INTERNAL_ERROR, "the program has ended")
+    return made.answer
 
 
 async def ask(

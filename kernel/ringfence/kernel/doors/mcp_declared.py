@@ -117,7 +117,7 @@ class Declared:
         if result is None:
             return []
         listed = msgspec.json.decode(result, type=_Listed)
-        return [Lent(name=_name(server, one.name), server=server, told=one) for one in listed.tools]
+        return [Lent(name=lent_name(server, one.name), server=server, told=one) for one in listed.tools]
 
 
 async def listed_by(calls: Calls, row: Row, server: str) -> bytes | None:
@@ -135,7 +135,7 @@ async def listed_by(calls: Calls, row: Row, server: str) -> bytes | None:
             calls.leave(asked, told=told)
 
 
-def _name(server: str, tool: str) -> str:
+def lent_name(server: str, tool: str) -> str:
     """A name in the characters and the length that clients take; where that is another, with a mark of the true one."""
     true = f"{PREFIX}{server}_{tool}"
     plain = _OTHER.sub("_", true)

@@ -1,121 +1,132 @@
-"""Resources of MCP servers that the operator declared, as resources of an agent's own door: each read is judged as `mcp.SERVER.@resource`.
-
-They keep the URIs that their servers gave them. Which server is meant by one is known from the rules, else from what the servers list;
-where that leaves two, the client has to say it.
-"""
+"""Resources, prompts and completions as clients of the door ask for them: each a call of the agent, told in the words of the protocol."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from collections.abc import Mapping
+from typing import Any
 
-import msgspec
-from ringfence.kernel.doors.mcp_calls import Calls
-from ringfence.kernel.doors.mcp_declared import listed_by
+import mcp_types as types
+from ringfence.kernel.doors import mcp_results, mcp_tools
+from ringfence.kernel.doors.mcp_asking import Context, ask, told
+from ringfence.kernel.doors.mcp_calls import Calls, Parked
+from ringfence.kernel.doors.mcp_servers import COMPLETE, GET, READ, OfServers, named
 from ringfence.kernel.server.desk import Desk
-from ringfence.policy.actions import RESOURCE
-from ringfence.syscalls.base import Question
-from ringfence.syscalls.errors import NoSuchResource
-from ringfence.syscalls.mcp_common import action_of
-
-if TYPE_CHECKING:
-    from ringfence.syscalls.table import Row
-
-READ: Final = "mcp.read"
-LIST: Final = "mcp.resources"
-SERVER: Final = "ringfence/server"
-"""Key in `_meta`: which server something is of."""
+from ringfence.kernel.settled import Answer
+from ringfence.syscalls.errors import SyscallError
 
 
-class Listing(NamedTuple):
-    """What all servers list, each with the name of its server in `_meta`."""
+class Offers:
+    """What clients of one agent are offered besides tools."""
 
-    resources: Sequence[dict[str, Any]]
-    templates: Sequence[dict[str, Any]]
-
-
-class _Listed(msgspec.Struct, frozen=True):
-    resources: list[dict[str, Any]] = []
-    templates: list[dict[str, Any]] = []
-
-
-class OfServers:
-    """What the servers of one agent have besides tools."""
-
-    def __init__(self, desk: Desk, calls: Calls, table: Mapping[str, Row]) -> None:
+    def __init__(self, desk: Desk, calls: Calls, there: OfServers) -> None:
         self._desk = desk
         self._calls = calls
-        self._list = table.get(LIST)
+        self._there = there
+        self._results = mcp_results.Results(desk)
 
-    def _servers(self, name: str) -> Sequence[str]:
-        """Those of which rules let the agent have something that goes by a name."""
-        environment = self._desk.thread.environment
-        return [one for one in sorted(environment.mcp) if environment.may_any(action_of(one, name))]
+    async def resources(
+        self, _: Context, __: types.PaginatedRequestParams | None
+    ) -> types.ListResourcesResult:
+        """List resources."""
+        await self._desk.thread.current_rights()
+        found = mcp_results.valid(types.Resource, (await self._there.resources()).resources)
+        return types.ListResourcesResult(resources=found, ttl_ms=0, cache_scope="private")
 
-    async def resources(self) -> Listing:
-        """All that the agent may read or ask for. A server that can't be asked now has none."""
-        servers = self._servers(RESOURCE)
-        found = await asyncio.gather(*(self._of(server) for server in servers))
-        pairs = list(zip(servers, found, strict=True))
-        return Listing(
-            [_marked(server, one) for server, listed in pairs for one in listed.resources],
-            [_marked(server, one) for server, listed in pairs for one in listed.templates],
+    async def templates(
+        self, _: Context, __: types.PaginatedRequestParams | None
+    ) -> types.ListResourceTemplatesResult:
+        """List templates of URIs."""
+        await self._desk.thread.current_rights()
+        found = mcp_results.valid(types.ResourceTemplate, (await self._there.resources()).templates)
+        return types.ListResourceTemplatesResult(
+            resource_templates=[mcp_results.template(), *found], ttl_ms=0, cache_scope="private"
         )
 
-    async def _of(self, server: str) -> _Listed:
-        assert self._list is not None  # noqa: S101 - a kernel with servers has the row
-        result = await listed_by(self._calls, self._list, server)
-        return _Listed() if result is None else msgspec.json.decode(result, type=_Listed)
+    async def read(
+        self, context: Context, params: types.ReadResourceRequestParams
+    ) -> types.ReadResourceResult | types.InputRequiredResult:
+        """Read a resource, or on in a result that was too long."""
+        uri = str(params.uri)
+        about = {"uri": uri[:256]}
+        try:
+            if uri.startswith(mcp_results.OWN):
+                contents = await self._results.read(uri)
+                return types.ReadResourceResult(contents=[contents], ttl_ms=0, cache_scope="private")
+            server = await self._there.server_of(uri, named(params.meta))
+        except SyscallError as error:
+            raise mcp_results.refusal(context.protocol_version, error, about) from None
+        given = {"server": server, "uri": uri}
+        made = await self._made(context, READ, given, f"reading {uri[:256]}", params.input_responses, about)
+        if isinstance(made, types.InputRequiredResult):
+            return made
+        return mcp_results.contents(uri, *made)
 
-    async def server_of(self, uri: str, said: str | None) -> str:
-        """The server that a URI is to be read of.
+    async def prompts(self, _: Context, __: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
+        """List prompts."""
+        await self._desk.thread.current_rights()
+        found = mcp_results.valid(types.Prompt, await self._there.prompts())
+        return types.ListPromptsResult(prompts=found, ttl_ms=0, cache_scope="private")
 
-        Args:
-            uri: of the resource.
-            said: which server the client says; None: it says none.
+    async def prompt(
+        self, context: Context, params: types.GetPromptRequestParams
+    ) -> types.GetPromptResult | types.InputRequiredResult:
+        """Get a prompt."""
+        about = {"name": params.name[:256]}
+        try:
+            server, name = await self._there.prompt_of(params.name)
+        except SyscallError as error:
+            raise mcp_results.refusal(context.protocol_version, error, about) from None
+        given = {"server": server, "prompt": name, "arguments": params.arguments or {}}
+        made = await self._made(
+            context, GET, given, f"the prompt {params.name[:256]}", params.input_responses, about
+        )
+        if isinstance(made, types.InputRequiredResult):
+            return made
+        return mcp_results.messages(*made)
+
+    async def complete(self, context: Context, params: types.CompleteRequestParams) -> types.CompleteResult:
+        """Say what an argument may be."""
+        ref, said = params.ref, params.argument
+        given: dict[str, Any] = {"argument": said.name, "value": said.value}
+        try:
+            if isinstance(ref, types.PromptReference):
+                given["server"], given["prompt"] = await self._there.prompt_of(ref.name)
+            else:
+                given["server"] = await self._there.server_of_template(ref.uri, named(params.meta))
+                given["uri"] = ref.uri
+        except SyscallError as error:
+            raise mcp_results.refusal(context.protocol_version, error, {}) from None
+        if params.context is not None and params.context.arguments:
+            given["context"] = params.context.arguments
+        made = await self._made(context, COMPLETE, given, f"completing {said.name[:256]}", {}, {})
+        assert not isinstance(made, types.InputRequiredResult)  # noqa: S101 - nobody was asked to wait
+        return mcp_results.completion(made[0])
+
+    async def _made(
+        self,
+        context: Context,
+        action: str,
+        given: Mapping[str, Any],
+        name: str,
+        said: Mapping[str, Any] | None,
+        about: dict[str, Any],
+    ) -> tuple[Answer, tuple[str, int]] | types.InputRequiredResult:
+        """Make a call, and give its answer and place.
 
         Raises:
-            NoSuchResource: there is none, or there are several.
+            MCPError: it was refused, or waits for a person.
         """
-        if said is not None:
-            return said
-        servers = self._servers(RESOURCE)
-        may = self._desk.thread.environment.may
-        able = [one for one in servers if may(Question(action=action_of(one, RESOURCE), resource=uri))]
-        # A lone server is asked, so that a refusal is on record and says by which rule.
-        able = able or servers
-        if len(able) > 1:
-            listing = await self.resources()
-            having = {_server(one) for one in listing.resources if one.get("uri") == uri}
-            having = having or {
-                _server(one) for one in listing.templates if _made_by(str(one.get("uriTemplate", "")), uri)
-            }
-            able = sorted(having.intersection(able))
-        if len(able) == 1:
-            return able[0]
-        several = f"several servers have it ({', '.join(able)})" if able else "none that you may read"
-        raise NoSuchResource(
-            f"there is no one resource `{uri[:256]}`: {several}; list the resources, and name its server as "
-            f"`{SERVER}` in `_meta`"
-        )
-
-
-def named(meta: Any) -> str | None:
-    """The server that a client says."""
-    said = cast("Mapping[str, Any]", meta or {}).get(SERVER)
-    return said if isinstance(said, str) and said else None
-
-
-def _marked(server: str, one: dict[str, Any]) -> dict[str, Any]:
-    meta: Any = one.get("_meta")
-    return {**one, "_meta": {**(meta if isinstance(meta, dict) else {}), SERVER: server}}
-
-
-def _server(one: Mapping[str, Any]) -> str:
-    return str(one["_meta"][SERVER])
-
-
-def _made_by(template: str, uri: str) -> bool:
-    """Whether a template may have made a URI, by what it begins and ends with: it is a server's word, so no pattern is made of it."""
-    return uri.startswith(template.partition("{")[0]) and uri.endswith(template.rpartition("}")[2])
+        row = self._desk.dispatcher.table[action]
+        try:
+            raw = mcp_tools.arguments(row, given)
+            made = await ask(self._calls, context, name, said, row, raw)
+            if isinstance(made, types.InputRequiredResult):
+                return made
+            if isinstance(made, Parked):
+                raise mcp_results.parked_error(name, made)
+            answer = await told(self._desk, made)
+            if answer.failure is not None:
+                raise answer.failure
+        except SyscallError as error:
+            raise mcp_results.refusal(context.protocol_version, error, about) from None
+        return answer, made.place

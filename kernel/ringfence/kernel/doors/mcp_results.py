@@ -192,6 +192,38 @@ def contents(uri: str, answer: Answer, place: tuple[str, int]) -> types.ReadReso
     )
 
 
+def messages(answer: Answer, place: tuple[str, int]) -> types.GetPromptResult:
+    """What a declared server's prompt says."""
+    text = _text(said := json.loads(answer.result or b"{}"))
+    meta: Any = {STEP: answer.step}
+    try:
+        if _size(text) <= PASSED_BYTES_MAX:
+            found = types.GetPromptResult.model_validate(
+                {"messages": said.get("messages"), "description": said.get("description") or None}
+            )
+            return found.model_copy(update={"meta": meta})
+        told = (
+            f"the prompt has {len(text)} characters as JSON; "
+            f"read it at resource `{OWN}//result/{place[0]}/{place[1]}`"
+        )
+    except ValidationError:
+        # What this version of the protocol doesn't know is text.
+        told = text
+    said_so = types.PromptMessage(role="user", content=types.TextContent(text=told))
+    return types.GetPromptResult(messages=[said_so], _meta=meta)
+
+
+def completion(answer: Answer) -> types.CompleteResult:
+    """What an argument may be."""
+    said = json.loads(answer.result or b"{}")
+    found = types.Completion(
+        values=said.get("values") or [],
+        total=said.get("total") or None,
+        has_more=said.get("has_more") is True,
+    )
+    return types.CompleteResult(completion=found, _meta={STEP: answer.step})
+
+
 def valid(kind: type[Listed], found: Iterable[Any]) -> list[Listed]:
     """What servers list that this version of the protocol knows."""
     kept: list[Listed] = []

@@ -25,19 +25,19 @@ from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
-from mcp.shared.subscriptions import ResourcesListChanged, ToolsListChanged
+from mcp.shared.subscriptions import PromptsListChanged, ResourcesListChanged, ToolsListChanged
 from pydantic import ValidationError
 from ringfence.kernel.boundaries import ITS_OWN
 from ringfence.kernel.doors import mcp_results, mcp_tools
-from ringfence.kernel.doors.mcp_asking import Context, Made, ask
+from ringfence.kernel.doors.mcp_asking import Context, Made, ask, told
 from ringfence.kernel.doors.mcp_calls import Calls, Parked
 from ringfence.kernel.doors.mcp_declared import CALL, Declared
-from ringfence.kernel.doors.mcp_offers import READ, OfServers, named
+from ringfence.kernel.doors.mcp_offers import Offers
+from ringfence.kernel.doors.mcp_servers import OfServers
 from ringfence.kernel.doors.mcp_unread import unreadable
 from ringfence.kernel.server.desk import Desk
-from ringfence.kernel.settled import Answer
 from ringfence.syscalls.codec import ARGUMENTS_BYTES_MAX
-from ringfence.syscalls.errors import InvalidRequest, SyscallError
+from ringfence.syscalls.errors import InvalidRequest
 from ringfence.syscalls.table import Row
 
 LISTENS_MAX: Final = 4
@@ -70,7 +70,9 @@ class _Server(Server[Any]):
         extensions: dict[str, dict[str, Any]] | None = None,
     ) -> InitializationOptions:
         """Say that clients hear of changed lists."""
-        told = notification_options or NotificationOptions(tools_changed=True, resources_changed=True)
+        told = notification_options or NotificationOptions(
+            tools_changed=True, resources_changed=True, prompts_changed=True
+        )
         return super().create_initialization_options(told, experimental_capabilities, extensions)
 
     def get_capabilities(
@@ -81,11 +83,16 @@ class _Server(Server[Any]):
         *,
         protocol_version: str | None = None,
     ) -> types.ServerCapabilities:
-        """Say of resources that which there are may change, and that nobody is told when one does."""
+        """Say of resources and prompts that which there are may change, and that nobody is told when a resource does."""
         found = super().get_capabilities(
             notification_options, experimental_capabilities, extensions, protocol_version=protocol_version
         )
-        return found.model_copy(update={"resources": types.ResourcesCapability(list_changed=True)})
+        return found.model_copy(
+            update={
+                "resources": types.ResourcesCapability(list_changed=True),
+                "prompts": types.PromptsCapability(list_changed=True),
+            }
+        )
 
 
 class Door:
@@ -98,12 +105,11 @@ class Door:
     def __init__(self, desk: Desk, calls: Calls) -> None:
         self._desk = desk
         self._calls = calls
-        self._results = mcp_results.Results(desk)
         table = desk.dispatcher.table
         self._rows = mcp_tools.by_name(table)
         self._call_row = table[CALL]
         self._declared = Declared(desk, calls, table)
-        self._offered_there = OfServers(desk, calls, table)
+        offers = Offers(desk, calls, OfServers(desk, calls, table))
         self._bus = InMemorySubscriptionBus()
         self._peers: deque[ServerSession] = deque(maxlen=PEERS_MAX)
         self._changed = asyncio.Event()
@@ -115,9 +121,12 @@ class Door:
             get_tool_input_schema=self._schema,
             on_list_tools=self._list,
             on_call_tool=self._call,
-            on_list_resources=self._resources,
-            on_list_resource_templates=self._templates,
-            on_read_resource=self._read,
+            on_list_resources=offers.resources,
+            on_list_resource_templates=offers.templates,
+            on_read_resource=offers.read,
+            on_list_prompts=offers.prompts,
+            on_get_prompt=offers.prompt,
+            on_completion=offers.complete,
             on_subscriptions_listen=ListenHandler(self._bus, max_subscriptions=LISTENS_MAX),
         )
         # Spans with an agent's words in them are no part of the kernel's own.
@@ -241,12 +250,14 @@ class Door:
             await self._bus.publish(ToolsListChanged())
             if there:
                 await self._bus.publish(ResourcesListChanged())
+                await self._bus.publish(PromptsListChanged())
             for peer in tuple(self._peers):
                 # Whoever doesn't read now looks at its list when it does.
                 with anyio.move_on_after(TELL_S):
                     await peer.send_tool_list_changed()
                     if there:
                         await peer.send_resource_list_changed()
+                        await peer.send_prompt_list_changed()
 
     # -- calls --------------------------------------------------------------------------------------------------
 
@@ -272,7 +283,7 @@ class Door:
         return await self._answer(row, made)
 
     async def _answer(self, row: Row, made: Made) -> types.CallToolResult:
-        answer = await self._told(made)
+        answer = await told(self._desk, made)
         if answer.failure is not None:
             return mcp_results.failed(answer.failure)
         try:
@@ -281,54 +292,6 @@ class Door:
             return mcp_results.done(row, answer, made.place)
         except Exception:  # noqa: BLE001 - a bug is logged, as often as the log can bear
             return mcp_results.failed(self._desk.bug(row.action))
-
-    async def _told(self, made: Made) -> Answer:
-        if made.answer.withheld:
-            # Nobody is told: the program is ended, and this connection with it.
-            await self._desk.closed.wait()
-            raise MCPError(types.INTERNAL_ERROR, "the program has ended")
-        return made.answer
-
-    # -- resources ----------------------------------------------------------------------------------------------
-
-    async def _resources(
-        self, _: Context, __: types.PaginatedRequestParams | None
-    ) -> types.ListResourcesResult:
-        await self._desk.thread.current_rights()
-        found = mcp_results.valid(types.Resource, (await self._offered_there.resources()).resources)
-        return types.ListResourcesResult(resources=found, ttl_ms=0, cache_scope="private")
-
-    async def _templates(
-        self, _: Context, __: types.PaginatedRequestParams | None
-    ) -> types.ListResourceTemplatesResult:
-        await self._desk.thread.current_rights()
-        found = mcp_results.valid(types.ResourceTemplate, (await self._offered_there.resources()).templates)
-        return types.ListResourceTemplatesResult(
-            resource_templates=[mcp_results.template(), *found], ttl_ms=0, cache_scope="private"
-        )
-
-    async def _read(
-        self, context: Context, params: types.ReadResourceRequestParams
-    ) -> types.ReadResourceResult | types.InputRequiredResult:
-        uri = str(params.uri)
-        try:
-            if uri.startswith(mcp_results.OWN):
-                contents = await self._results.read(uri)
-                return types.ReadResourceResult(contents=[contents], ttl_ms=0, cache_scope="private")
-            row = self._desk.dispatcher.table[READ]
-            server = await self._offered_there.server_of(uri, named(params.meta))
-            raw = mcp_tools.arguments(row, {"server": server, "uri": uri})
-            made = await ask(self._calls, context, f"read {uri[:256]}", params.input_responses, row, raw)
-            if isinstance(made, types.InputRequiredResult):
-                return made
-            if isinstance(made, Parked):
-                raise mcp_results.parked_error(f"reading `{uri[:256]}`", made)
-            answer = await self._told(made)
-            if answer.failure is not None:
-                raise answer.failure
-            return mcp_results.contents(uri, answer, made.place)
-        except SyscallError as error:
-            raise mcp_results.refusal(context.protocol_version, error, {"uri": uri[:256]}) from None
 
 
 def _message(data: bytes) -> SessionMessage | None:

@@ -20,9 +20,20 @@ from ringfence.syscalls.table import LIST_VALUE, VALUE, Row, int_range, scalar_t
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-WITHHELD: Final = frozenset({"checkpoint.save", "mcp.call", "mcp.tools", "mcp.resources", "mcp.read"})
+WITHHELD: Final = frozenset(
+    {
+        "checkpoint.save",
+        "mcp.call",
+        "mcp.tools",
+        "mcp.resources",
+        "mcp.read",
+        "mcp.prompts",
+        "mcp.prompt",
+        "mcp.complete",
+    }
+)
 """Rows that are no tools: a checkpoint is the state of a program that the library restarts, saved from its main lane; and each tool of a
-declared MCP server is one by itself, its resources are resources."""
+declared MCP server is one by itself, its resources and prompts are such."""
 
 TEXT: Final = "_text"
 _OUTSIDE: Final = frozenset({"url", "model", "database", "object", "prefix"})

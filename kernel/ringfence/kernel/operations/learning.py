@@ -26,7 +26,7 @@ from ringfence.syscalls.errors import SyscallError
 
 _ABSENT = "absent"
 _PLANNED = frozenset(
-    {"sql.read", "sql.write", "state.transaction", "mcp.call", "mcp.tools", "mcp.resources", "mcp.read"}
+    {"sql.read", "sql.write", "state.transaction", "mcp.call", "mcp.read", "mcp.prompt", "mcp.complete"}
 )
 """Calls whose questions follow from their arguments alone, and are not the one that their row names."""
 

@@ -1,4 +1,4 @@
-"""MCP servers as operators see them: what is declared, which definitions of tools were taken, and taking another one."""
+"""MCP servers as operators see them: what is declared, which definitions of tools and prompts were taken, and taking another one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from ringfence.kernel.operations.kernel import Kernel, rfc3339
 from ringfence.kernel.outreach_mcp import OPERATOR
 from ringfence.kernel.outreach_mcp_definitions import difference
 from ringfence.kernel.problems import Problem, conflict
+from ringfence.policy.actions import PROMPT
 from ringfence.policy.lookalikes import unmasked
 from ringfence.syscalls.declared import McpResource
 from ringfence.syscalls.errors import SyscallError
-from ringfence.syscalls.mcp_common import action_of, declared_tool, effect_of, sayable
+from ringfence.syscalls.mcp_common import PROMPT_KEPT, action_of, declared_tool, effect_of, sayable
 from ringfence.syscalls.redaction import redactor_of
 
 
@@ -28,7 +29,7 @@ async def listing(kernel: Kernel) -> dict[str, Any]:
                 "transport": "stdio" if one.command else "http",
                 "trusted": not one.untrusted,
                 "unavailable": one.unavailable or None,
-                "tools": sum(tool.server == name for tool in kept),
+                "tools": sum(tool.server == name and not tool.tool.startswith(PROMPT_KEPT) for tool in kept),
                 "changed": sum(tool.server == name and bool(tool.offered_hash) for tool in kept),
             }
             for name, one in sorted(kernel.ownership.resources.mcp.items())
@@ -57,7 +58,9 @@ async def tools(kernel: Kernel, server: str, tool: str, *, look: bool, operator:
                 f"`{server}` is unavailable: {resource.unavailable}", exit_code=1, reason="Unavailable"
             )
         try:
-            present = frozenset(await kernel.ownership.servers.look(OPERATOR, server))
+            seen = await kernel.ownership.servers.look(OPERATOR, server)
+            prompts = await kernel.ownership.servers.look(OPERATOR, server, "prompts")
+            present = frozenset(seen) | {one.tool for one in prompts.values()}
         except SyscallError as error:
             raise Problem(error.message, exit_code=1, reason=error.reason) from error
         await kernel.core.operator_event("operator.mcp_look", server, operator=operator, tools=len(present))
@@ -92,10 +95,12 @@ def _view(
     resource: McpResource, one: McpToolRecord, present: frozenset[str] | None, hide: Any
 ) -> dict[str, Any]:
     texts = tuple(text.encode() for text in (one.taken, one.offered) if text)
+    prompt = one.tool.startswith(PROMPT_KEPT)
+    name = PROMPT if prompt else one.tool
     return {
         "tool": one.tool,
-        "action": action_of(one.server, one.tool) if sayable(one.tool) else None,
-        "effect": effect_of(declared_tool(resource, one.tool), texts).name,
+        "action": action_of(one.server, name) if prompt or sayable(name) else None,
+        "effect": "READ" if prompt else effect_of(declared_tool(resource, one.tool), texts).name,
         "definition": _json(one.taken, hide),
         "hash": one.taken_hash,
         "taken_at": rfc3339(one.taken_at),
@@ -126,7 +131,7 @@ async def accept(kernel: Kernel, server: str, tool: str, wanted: str, operator: 
         Problem: it offers no other one, or not this one, or the kernel file names the only one that is taken.
     """
     resource = _declared(kernel, server)
-    declared = declared_tool(resource, tool)
+    declared = None if tool.startswith(PROMPT_KEPT) else declared_tool(resource, tool)
     one = next((one for one in await kernel.core.store.mcp_tools(server) if one.tool == tool), None)
     if one is None or not one.offered_hash:
         raise Problem(

@@ -8,8 +8,10 @@ import pytest
 from ringfence.policy.engine import AgentPolicy
 from ringfence.policy.rules import parse_rule
 from ringfence.syscalls.errors import CallFailed, Denied, InvalidRequest, SnapshotFailed
+from ringfence.syscalls.sql_common import Table
 from ringfence.syscalls.sql_target import write
-from ringfence.syscalls.sql_target.session import Session
+from ringfence.syscalls.sql_target.session import Session, transaction
+from ringfence.syscalls.sql_target.tables import is_plain, looking
 
 if TYPE_CHECKING:
     from conftest import Database
@@ -69,10 +71,13 @@ async def test_another_column_is_in_the_point(known: Database) -> None:
         ("alter table stock drop constraint stock_pkey", SnapshotFailed, "primary key"),
         ("create view v as select 1; create rule r as on update to stock do also select 1", SnapshotFailed, "rule `r`"),
         ("alter table stock rename to other; create view stock as select * from other", SnapshotFailed, "a view"),
+        ("create trigger t before update on stock for each row execute function suppress_redundant_updates_trigger()", SnapshotFailed, "trigger `t`"),
+        (f"{PEEK}; alter table stock add check (peek(n, 1) is not null) not valid", SnapshotFailed, "function `peek`"),
+        (f"{PEEK}; alter table stock add m int default peek(1, 1)", SnapshotFailed, "function `peek`"),
         ("drop table stock", CallFailed, "does not exist"),
         (f"{PEEK}; create operator + (leftarg = int, rightarg = int, function = peek)", InvalidRequest, "operator `public.[+]`"),
     ],
-    ids=["key", "rule", "view", "gone", "operator"],
+    ids=["key", "rule", "view", "trigger", "check", "default", "gone", "operator"],
 )  # fmt: skip
 async def test_what_stands_in_the_way_since_then_does(
     known: Database, change: str, error: type[Exception], said: str
@@ -80,6 +85,53 @@ async def test_what_stands_in_the_way_since_then_does(
     known.run(change)
     with pytest.raises(error, match=said):
         await known.write("update stock set n = n + 1")
+
+
+async def test_a_reference_that_deletes_is_seen_since_then(known: Database) -> None:
+    assert (await known.write("delete from stock where id = 1")).row_count == 1
+    known.run("create table child (of int references stock on delete cascade)")
+    with pytest.raises(SnapshotFailed, match="`child_of_fkey` of `child` would cascade rows"):
+        await known.write("delete from stock where id = 2")
+
+
+@pytest.mark.parametrize(
+    ("change", "plain"),
+    [
+        ("alter table stock drop column n", True),
+        ("alter table stock alter n type bigint, alter n set not null, add t text, add u uuid unique", True),
+        ("create table other (id int default 7 check (id > 0) primary key)", True),
+        ("alter table stock drop constraint stock_pkey; create unique index on stock (n, id)", True),
+        ("alter table stock add primary key (id)", True),
+        ("alter table stock add check (n > 0)", False),
+        ("alter table stock add constraint late check (n > 9) not valid", False),
+        ("alter table stock alter n set default 5", False),
+        ("alter table stock add g int generated always as (n + 1) stored", False),
+        ("alter table stock add i int generated always as identity", True),
+        ("create type mood as enum ('sad'); alter table stock add m mood", False),
+        ("create domain positive as int check (value > 0)", False),
+        ("create table child (of int references stock)", False),
+        ("create table parent (id int primary key); alter table stock add foreign key (n) references parent not valid", False),
+        ("alter table stock add unique (n) deferrable", False),
+        ("create trigger t before update on stock for each row execute function suppress_redundant_updates_trigger()", False),
+        ("create rule r as on update to stock do also select 1", False),
+        ("create table heir () inherits (stock)", True),
+        ("alter table stock rename to other; create view stock as select * from other", False),
+        ("drop table stock", False),
+    ],
+)  # fmt: skip
+async def test_what_is_asked_of_a_plain_table_is_answered_as_in_full(
+    crm: Database, change: str, plain: bool
+) -> None:
+    if change != "alter table stock add primary key (id)":
+        crm.run("create table stock (id int primary key, n int)")
+    else:
+        crm.run("create table stock (id int, n int)")
+    table = Table("public", "stock")
+    crm.run(change)
+    async with transaction(crm.resource, mode="read only") as session:
+        full, short = await session.ask(looking(table), looking(table, plain=True))
+    assert is_plain(full) is is_plain(short) is plain
+    assert full == short or not plain
 
 
 async def test_other_tables_stay_behind_their_rules(known: Database) -> None:

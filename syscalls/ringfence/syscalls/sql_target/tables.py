@@ -30,32 +30,16 @@ _ACTIONS: Final = {"c": "cascade", "n": "set null", "d": "set default"}
 # What a default, a check, a generated column or a column's type calls may read or write elsewhere, whatever it is declared as; functions of the
 # catalog itself have no such dependency. What costs most is looked for only where there can be some: a foreign key that is enforced has
 # triggers at either end. Row policies call functions in all good faith (who is it that asks?), so only volatile ones count there. Before PostgreSQL 15 a generated column has them itself. The key is the primary one, or else a unique one over columns that are never NULL.
-_TABLE: Final = """
+# Whether a table may have any of that is said by `more`: where it hasn't, a shorter question is answered with the same words.
+_ALWAYS: Final = """
 select pg_catalog.jsonb_build_object(
   'kind', c.relkind,
   'inherits', exists (select from pg_inherits i where i.inhrelid = c.oid or i.inhparent = c.oid),
-  'trigger', (select pg_catalog.min(t.tgname) from pg_trigger t where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled <> 'D'),
-  'rule', (select pg_catalog.min(r.rulename) from pg_rewrite r where r.ev_class = c.oid and r.rulename <> '_RETURN'),
-  'policies', pg_catalog.row_security_active(c.oid),
-  'unchecked', case when not exists (select from pg_constraint k where k.contypid >= 16384) then (
-    select pg_catalog.min(k.conname) from pg_constraint k where not k.convalidated and k.conrelid = c.oid) else (
-    select pg_catalog.min(k.conname) from pg_constraint k where not k.convalidated and (k.conrelid = c.oid or k.contypid in (
-      with recursive made (oid) as (
-        select a.atttypid from pg_attribute a where a.attrelid = c.oid and a.attnum > 0
-        union
-        select part.oid from made join pg_type t on t.oid = made.oid, lateral (values (t.typbasetype), (t.typelem)) part (oid)
-        where part.oid <> 0
-      ) select oid from made))) end,
-  'inserts', (
-    select pg_catalog.bool_and(pg_catalog.has_column_privilege(c.oid, a.attnum, 'insert')) from pg_attribute a
-    where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''),
-  'defers', exists (select from pg_constraint k where k.condeferrable and k.conrelid = c.oid)
-    or c.relhastriggers and exists (select from pg_constraint k where k.condeferrable and k.confrelid = c.oid),
   'updates', pg_catalog.has_any_column_privilege(c.oid, 'update'),
   'deletes', pg_catalog.has_table_privilege(c.oid, 'delete'),
-  'columns', (
-    select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attidentity) order by a.attnum)
-    from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = ''),
+  'inserts', own.inserts, 'columns', own.columns,
+  'more', own.types or c.relhastriggers or c.relhasrules or c.relchecks > 0 or pg_catalog.row_security_active(c.oid)
+    or exists (select from pg_attrdef a where a.adrelid = c.oid) or exists (select from pg_constraint k where k.contypid >= 16384),
   'key', (
     select pg_catalog.jsonb_agg(a.attname order by k.place)
     from (
@@ -70,6 +54,38 @@ select pg_catalog.jsonb_build_object(
     cross join lateral unnest(i.indkey) with ordinality k (attnum, place)
     join pg_attribute a on a.attrelid = c.oid and a.attnum = k.attnum
     where k.place <= i.indnkeyatts),
+"""
+_FROM: Final = """
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+cross join lateral (
+  select pg_catalog.bool_and(pg_catalog.has_column_privilege(c.oid, a.attnum, 'insert')) filter (where a.attgenerated = ''),
+    pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attidentity) order by a.attnum)
+      filter (where a.attgenerated = ''),
+    coalesce(pg_catalog.bool_or(a.atttypid >= 16384), false)
+  from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+) own (inserts, columns, types)
+where n.nspname = $1 and c.relname = $2
+"""
+_WHERE_PLAIN: Final = """
+  'unchecked', (select pg_catalog.min(k.conname) from pg_constraint k where not k.convalidated and k.conrelid = c.oid),
+  'trigger', null, 'rule', null, 'policies', false, 'defers', false, 'references', null, 'calls', null, 'types', null, 'polices', null
+)::text
+"""
+_MORE: Final = """
+  'trigger', (select pg_catalog.min(t.tgname) from pg_trigger t where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled <> 'D'),
+  'rule', (select pg_catalog.min(r.rulename) from pg_rewrite r where r.ev_class = c.oid and r.rulename <> '_RETURN'),
+  'policies', pg_catalog.row_security_active(c.oid),
+  'unchecked', case when not exists (select from pg_constraint k where k.contypid >= 16384) then (
+    select pg_catalog.min(k.conname) from pg_constraint k where not k.convalidated and k.conrelid = c.oid) else (
+    select pg_catalog.min(k.conname) from pg_constraint k where not k.convalidated and (k.conrelid = c.oid or k.contypid in (
+      with recursive made (oid) as (
+        select a.atttypid from pg_attribute a where a.attrelid = c.oid and a.attnum > 0
+        union
+        select part.oid from made join pg_type t on t.oid = made.oid, lateral (values (t.typbasetype), (t.typelem)) part (oid)
+        where part.oid <> 0
+      ) select oid from made))) end,
+  'defers', exists (select from pg_constraint k where k.condeferrable and k.conrelid = c.oid)
+    or c.relhastriggers and exists (select from pg_constraint k where k.condeferrable and k.confrelid = c.oid),
   'references', case when c.relhastriggers then (
     select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(n.nspname, child.relname, f.conname, f.confdeltype, f.confupdtype, (
         select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_array(mine.attname, theirs.attname) order by k.place)
@@ -93,8 +109,7 @@ select pg_catalog.jsonb_build_object(
         and d.objid in (select k.oid from pg_constraint k where k.conrelid = c.oid)
         or d.classid = 'pg_class'::pg_catalog.regclass and d.objid = c.oid and d.objsubid > 0
       )) end,
-  'types', case when exists (
-      select from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 16384) then (
+  'types', case when own.types then (
     with recursive made (oid) as (
       select a.atttypid from pg_attribute a
       where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.atttypid >= 16384
@@ -119,15 +134,16 @@ select pg_catalog.jsonb_build_object(
     join pg_language l on l.oid = p.prolang
     where y.polrelid = c.oid and p.provolatile = 'v' and l.lanname not in ('internal', 'c')) end
 )::text
-from pg_class c join pg_namespace n on n.oid = c.relnamespace
-where n.nspname = $1 and c.relname = $2
 """
+_PLAIN: Final = _ALWAYS + _WHERE_PLAIN + _FROM
+_TABLE: Final = _ALWAYS + _MORE + _FROM
 
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What the target's catalog says of a table."""
 
     kind: str
+    more: bool
     inherits: bool
     trigger: str | None
     rule: str | None
@@ -216,9 +232,17 @@ def locking(table: Table, mode: str) -> tuple[str, tuple[()]]:
     return f"lock table {quoted(table.schema, table.name)} in {mode} mode", ()
 
 
-def looking(table: Table) -> tuple[str, tuple[str, str]]:
-    """Ask what a table is like; `table_of` understands the answer."""
-    return _TABLE, (table.schema, table.name)
+def looking(table: Table, *, plain: bool = False) -> tuple[str, tuple[str, str]]:
+    """Ask what a table is like; `understand` understands the answer. Where it is thought to be `plain` the answer has to be so."""
+    return _PLAIN if plain else _TABLE, (table.schema, table.name)
+
+
+def is_plain(answer: Rows) -> bool:
+    """Whether a table has none of what `looking` asks for only where it isn't thought to be plain."""
+    return bool(answer.rows) and _PLAINLY in (answer.rows[0][0] or "")
+
+
+_PLAINLY: Final = '"more": false'
 
 
 async def inspect(session: Session, table: Table, lock: str) -> TableInfo:

@@ -38,7 +38,7 @@ from ringfence.syscalls.sql_target.outcome import (
 from ringfence.syscalls.sql_target.records import KIND, Change, Record, TableChange, Touched, record_from
 from ringfence.syscalls.sql_target.restore import prove
 from ringfence.syscalls.sql_target.session import Session, transaction, within
-from ringfence.syscalls.sql_target.tables import TableInfo, locking, looking, understand
+from ringfence.syscalls.sql_target.tables import TableInfo, is_plain, locking, looking, understand
 from ringfence.syscalls.sql_target.values import row_to_json, to_parameter
 from ringfence.syscalls.sql_target.wire import Bounds, LimitReached, Rows
 
@@ -202,8 +202,9 @@ async def _looked(job: _Job, target: Table) -> _Looked:
     known = session.pool.known.get(target)
     text = ""
     answers: Sequence[Rows] | None = None
+    plain = known is not None and is_plain(known)
     if known is not None and statement.kind is not Kind.TRUNCATE:
-        asked = (looking(target), *asking_own(session))
+        asked = (looking(target, plain=plain), *asking_own(session))
         try:
             text = capture_of(statement, understand(target, known, statement.kind), session.server).text
             answers = await glance(
@@ -217,6 +218,9 @@ async def _looked(job: _Job, target: Table) -> _Looked:
         asked = (looking(target), *asking_own(session))
         answers = await check_functions(session, statement, asked)
     found, *owns = answers
+    if plain and not closer and found.rows and not is_plain(found):
+        # INVARIANT: what isn't plain any more is asked about in full before anything runs.
+        (found,) = await session.ask(looking(target))
     info, own = understand(target, found, statement.kind), await own_of(session, owns)
     capture = capture_of(statement, info, session.server)
     # INVARIANT: what was planned and judged is the very text that is run, put together from what the table is now.

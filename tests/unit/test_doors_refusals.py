@@ -34,6 +34,14 @@ def test_when_to_come_back() -> None:
     assert (headers["x-should-retry"], "retry-after" in headers) == ("false", False)
 
 
+def test_a_host_without_its_key_is_no_missing_model() -> None:
+    unset = ERRORS["NoSuchResource"]("secret `key` is not set", unavailable="openai")
+    status, body, headers = of_error(unset, anthropic=True)
+    assert (status, json.loads(body)["error"]["type"]) == (403, "permission_error")
+    assert json.loads(body)["error"]["message"] == "secret `key` is not set"
+    assert headers["x-should-retry"] == "false"
+
+
 def test_what_a_host_says_goes_through() -> None:
     said = ERRORS["CallFailed"](
         "`host` answered 529", status="529", body='{"error": {"type": "overloaded_error"}}'

@@ -29,6 +29,8 @@ class Kind(NamedTuple):
 
 _INVALID: Final = "invalid_request_error"
 _UNKNOWN: Final = Kind(500, "api_error", "server_error")
+_UNAVAILABLE: Final = Kind(403, "permission_error", "permission_error", "permission_denied")
+"""A host that can't be used, as for a key that is not set: clients that hear of 404 tell their user that there is no such model."""
 _CONTEXT: Final = Kind(400, _INVALID, _INVALID, "context_length_exceeded")
 
 KINDS: Final[Mapping[str, Kind]] = {
@@ -77,6 +79,8 @@ def of_error(error: SyscallError, *, anthropic: bool) -> tuple[int, bytes, dict[
     kind = KINDS.get(error.reason, _UNKNOWN)
     if facts.get("quota") == "context":
         kind = _CONTEXT
+    if "unavailable" in facts:
+        kind = _UNAVAILABLE
     headers = {**_JSON, "x-should-retry": "true" if kind.again else "false"}
     if kind.status in (429, 503):
         headers["retry-after"] = str(_wait_s(error))

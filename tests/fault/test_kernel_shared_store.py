@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,28 @@ def test_an_owner_that_slept_past_its_lease_starts_nothing_and_commits_nothing(
             if kernel.process is not None and kernel.process.poll() is None:
                 kernel.process.kill()
                 kernel.process.wait()
+
+
+def test_agents_of_all_nodes_go_back_together(dsn: str, bucket: Bucket) -> None:
+    """The node that is asked brings them; the one whose agent it was lives on, and has it no longer."""
+    with scene_on(dsn, env=bucket.env) as ours, scene_on(dsn, env=bucket.env) as theirs:
+        held = [scene.hold(name="both", allow=ALL, files={"f": "old"}) for scene in (ours, theirs)]
+        moment = datetime.now(UTC).isoformat()
+        for one in held:
+            one.rf.fs.write_text("f", "new")
+            one.rf.state.put("who", one.id)
+            one.disconnect()
+        shown = ours.operator.ask("RollbackAll", to=moment, preview=True)
+        assert {one["agent"] for one in shown["agents"]} == {one.id for one in held}
+        assert theirs.show(held[1].id)["state"] == "running"
+        assert not list(ours.kernel.data.glob(".look-*"))
+        done = ours.operator.ask("RollbackAll", to=moment)
+        assert [one["conflicts"] for one in done["agents"]] == [[], []]
+        assert [one["changes"] for one in done["agents"]] == [one["changes"] for one in shown["agents"]]
+        assert [(ours.live(one.id) / "f").read_text() for one in held] == ["old", "old"]
+        assert ours.show(held[1].id)["waiting_for"] == "an operator, after a rollback"
+        with pytest.raises(Refused, match="another kernel"):
+            theirs.show(held[1].id)
+        assert theirs.operator.ask("Status")["store"] == "s3://shelf/rf"
+        verified = console("audit", "verify", "--data", str(ours.kernel.data))
+        assert verified.returncode == 0, verified.stdout

@@ -43,6 +43,7 @@ class _RollbackOptions(TypedDict):
     preview: bool
     path: str
     start: bool
+    skip_unreachable: bool
     yes: bool
 
 
@@ -153,6 +154,9 @@ def _prune(session: Session, agent: str, keep: int | None, older_than: str | Non
 @click.option("--preview", is_flag=True, help="List every change and what can't be undone; do nothing.")
 @click.option("--path", default="", metavar="P", help="Only this path of the workspace.")
 @click.option("--start", is_flag=True, help="Start the agent afterwards; else it is left paused.")
+@click.option(
+    "--skip-unreachable", is_flag=True, help="With `--all`: leave out agents that can't be had here."
+)
 @click.option("--yes", "-y", is_flag=True, help="Don't ask.")
 def rollback(session: Session, agent: str, **options: Unpack[_RollbackOptions]) -> int:
     """Put workspace, kernel state and reversible targets back.
@@ -170,9 +174,12 @@ def rollback(session: Session, agent: str, **options: Unpack[_RollbackOptions]) 
             options["to"],
             preview=options["preview"],
             start=options["start"],
+            skip_unreachable=options["skip_unreachable"],
             yes=options["yes"],
             show=functools.partial(_print_rollback, session),
         )
+    if options["skip_unreachable"]:
+        raise ConsoleError("`--skip-unreachable` goes with `--all`", ExitCode.USAGE)
     client = session.client()
     fields = {"agent": agent, "to": options["to"], "path": options["path"]}
     if options["preview"]:

@@ -24,16 +24,18 @@ def roll_back_all(
     *,
     preview: bool,
     start: bool,
+    skip_unreachable: bool,
     yes: bool,
     show: Callable[[dict[str, Any]], None],
 ) -> int:
-    """Preview all agents, ask, and roll back those that did something since.
+    """Preview all agents of the database, ask, and roll back those that did something since.
 
     Args:
         session: the command's run.
         to: a time; points and steps are an agent's own.
         preview: do nothing.
         start: start each afterwards.
+        skip_unreachable: leave out agents that can't be had, instead of refusing all.
         yes: don't ask.
         show: prints one answer for people.
 
@@ -49,13 +51,20 @@ def roll_back_all(
         with Progress("comparing", shown=not session.as_json):
             found = client.call("RollbackAll", to=to, preview=True)
         _tell(session, found, show)
+        if records(found, "skipped") and not preview and not skip_unreachable:
+            text = "; ".join(
+                (*_skipped(found), "nothing was rolled back: mend that, or give `--skip-unreachable`")
+            )
+            raise ConsoleError(text, ExitCode.CONFLICT)
         if preview or not records(found, "agents"):
             return _left_out(found)
         agents = plural(len(records(found, "agents")), "agent")
         if not click.confirm(f"Roll back {agents}?", default=False):
             raise ConsoleError("nothing was rolled back; give `--yes` to roll back without a question")
     with Progress("rolling back", shown=not session.as_json):
-        done = client.call("RollbackAll", to=to, preview=False, start=start)
+        done = client.call(
+            "RollbackAll", to=to, preview=False, start=start, skip_unreachable=skip_unreachable
+        )
     _tell(session, done, show)
     left = sum(len(items(document, "conflicts")) for document in records(done, "agents"))
     if left:
@@ -65,7 +74,7 @@ def roll_back_all(
 
 
 def _left_out(document: Mapping[str, Any]) -> int:
-    """Agents that did something since and are not here: that is no success.
+    """Agents that did something since and can't be had: that is no success.
 
     Raises:
         ConsoleError: there are some.

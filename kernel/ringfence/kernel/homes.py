@@ -93,9 +93,9 @@ class Homes:
         """An agent's side of the store, the same one as long as this kernel lives."""
         return self._files.setdefault(agent, SharedFiles(self.depot, agent, self.core.fence))
 
-    def snapshots(self, agent: str, workspace: Workspace) -> SharedSnapshots:
-        """The points of an agent, here and in the store."""
-        return SharedSnapshots(self.layout.points(agent), self.files(agent), workspace)
+    def snapshots(self, agent: str, workspace: Workspace, points: Path) -> SharedSnapshots:
+        """The points of an agent, in a directory and in the store."""
+        return SharedSnapshots(points, self.files(agent), workspace)
 
     def forget(self, agent: str) -> None:
         """Remove an agent's files from the store, as far as it can be reached."""
@@ -126,7 +126,7 @@ class Homes:
         try:
             if home:
                 await self._refuse_incomplete(record)
-                await asyncio.to_thread(self._bring, record.id, uid)
+                await asyncio.to_thread(self._bring, record.id, uid, self.layout)
                 log.info("the files of %s were brought from the shared store", record.id)
             else:
                 # Of a copy, or of an agent that was here before there was a store.
@@ -203,13 +203,23 @@ class Homes:
 
         await asyncio.to_thread(keep)
 
-    def _bring(self, agent: str, uid: int | None) -> None:
-        """Lay an agent's files out anew; what an earlier kernel left of them here is out of date."""
-        files, home = self.files(agent), self.layout.agent(agent)
+    def bring(self, record: AgentRecord, layout: Layout) -> None:
+        """Lay an agent's files out in another directory than this kernel's own, to be looked at.
+
+        Raises:
+            DepotError: the store can't be used now.
+            SnapshotError, WorkspaceError, OSError: they can't be laid out.
+        """
+        self._bring(record.id, record.uid if os.geteuid() == 0 else None, layout)
+
+    def _bring(self, agent: str, uid: int | None, layout: Layout) -> None:
+        """Lay an agent's files out anew; what an earlier kernel left of them there is out of date."""
+        files, home = self.files(agent), layout.agent(agent)
         found = files.base()
         if found is None:
             raise DepotError(f"the shared store `{self.depot.place}` has no files of `{agent}`")
         home.parent.mkdir(mode=0o700, exist_ok=True)
+        layout.points(agent).parent.mkdir(mode=0o700, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=".submit-", dir=home.parent))
         try:
             for part in ("live", "image"):
@@ -219,7 +229,7 @@ class Homes:
                 files.fetch_tree(found[1][part], staging / part, uid, staging)
             (staging / "scratch").mkdir(mode=0o711)
             (staging / "logs").mkdir(mode=0o700)
-            points = self.layout.points(agent)
+            points = layout.points(agent)
             shutil.rmtree(points, ignore_errors=True)
             files.fetch_points(points)
             restore_workspace(files, Workspace(staging / "live", uid=uid), points)

@@ -123,6 +123,8 @@ def kept_from_start(core: Core, thread: Thread) -> str:
     """Why no program of this agent may be started now, which says nothing against the agent; empty: it may."""
     if core.stopping:
         return "the kernel is stopping; start it again under the next one"
+    if thread.borrowed:
+        return f"`{thread.id}` goes back to the kernel that has its files; start it there"
     return f"a rollback of it is under way; see: ringfence show {thread.id}" if thread.going_back else ""
 
 

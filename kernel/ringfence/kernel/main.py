@@ -281,7 +281,9 @@ async def compose(
         processes=processes,
         rollback=rollback,
         scheduler=Scheduler(core, processes),
-        retention=Retention(core, lambda agent: SnapshotStore(layout.points(agent)), ownership.points_kept),
+        retention=Retention(
+            core, lambda agent: SnapshotStore(ownership.layout_of(agent).points(agent)), ownership.points_kept
+        ),
         secrets=secrets,
         anchor=anchor,
         database_version=server.version if server is not None else await store.ping(),

@@ -47,7 +47,11 @@ async def nothing_waits(_thread: Thread) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class Ownership:
-    """Builds and rebuilds threads."""
+    """Builds and rebuilds threads.
+
+    Attributes:
+        elsewhere: data directories of other kernels, by agents whose files this one borrows.
+    """
 
     core: Core
     layout: Layout
@@ -57,6 +61,7 @@ class Ownership:
     revive: Callable[[Thread], Awaitable[None]] = nothing_waits
     nurseries: Nurseries = field(init=False)
     servers: Servers = field(init=False)
+    elsewhere: dict[str, Layout] = field(default_factory=dict[str, Layout])
     rates: dict[AgentKey, Budgets] = field(default_factory=dict[AgentKey, Budgets])
     adopting: dict[AgentKey, asyncio.Task[Thread]] = field(
         default_factory=dict[AgentKey, "asyncio.Task[Thread]"]
@@ -86,8 +91,9 @@ class Ownership:
 
     async def _adopt(self, record: AgentRecord) -> Thread:
         self.nurseries.place(record.id)
-        if self.homes is not None:
-            await self.homes.settle(record)
+        homes = None if record.id in self.elsewhere else self.homes
+        if homes is not None:
+            await homes.settle(record)
         manifest = parsed(record)
         above = await self._above(record.key)
         rights = await self._rights(record, manifest)
@@ -127,6 +133,7 @@ class Ownership:
         labels = (manifest.labels, *(parsed(one).labels for one in above))
         thread.pools = await self.core.pools.adopt(record.key, labels)
         belong(thread, thread.environment)
+        thread.borrowed = record.id in self.elsewhere
         thread.steps = int(counts.get("max_step", 0))
         thread.on_rest = self.core.on_rest
         if manifest.schedule is not None:
@@ -136,8 +143,8 @@ class Ownership:
         await asyncio.to_thread(thread.environment.workspace.sweep)
         await self.load_replay(thread)
         unknown = await settle_unfinished(self.core, thread)
-        if self.homes is not None:
-            await self.homes.catch_up(thread.key, thread.id)
+        if homes is not None:
+            await homes.catch_up(thread.key, thread.id)
         if unknown and thread.state not in ("killed", "failed"):
             thread.state = "unknown"
             thread.waiting_for = f"the outcome of step {unknown[0]}"
@@ -334,11 +341,44 @@ class Ownership:
         closed = [self.layout.data, self.layout.run, *([file] if file is not None else [])]
         return resolve(box.mounts, self.resources.file.sandbox.mounts, closed)
 
-    def points_of(self, agent: str, workspace: Workspace) -> SnapshotStore:
+    def layout_of(self, agent: str) -> Layout:
+        """The data directory that has an agent's files."""
+        return self.elsewhere.get(agent, self.layout)
+
+    def points_of(self, agent: str, workspace: Workspace, layout: Layout) -> SnapshotStore:
         """The rollback points of an agent, in the shared store too where there is one."""
-        if self.homes is None:
-            return SnapshotStore(self.layout.points(agent))
-        return self.homes.snapshots(agent, workspace)
+        if self.homes is None or agent in self.elsewhere:
+            return SnapshotStore(layout.points(agent))
+        return self.homes.snapshots(agent, workspace, layout.points(agent))
+
+    async def glance(self, record: AgentRecord, layout: Layout | None) -> Thread:
+        """A thread to plan with, of an agent that is another kernel's: nothing that it left is settled, and it may do nothing.
+
+        Args:
+            record: the agent.
+            layout: the directory that has its files; None: this kernel's.
+
+        Raises:
+            Unavailable: the database is away.
+        """
+        manifest = parsed(record)
+        above = await self._above(record.key)
+        rights = await self._rights(record, manifest)
+        lineage = Lineage.of(record.branch, await self.core.store.branches(record.key))
+        counts = await self.core.store.counts(record.key)
+        thread = Thread(
+            record=record,
+            manifest=manifest,
+            rights=rights,
+            budgets=self._rates_of(record),
+            environment=self._environment(record, manifest, above, rights=rights, layout=layout),
+            lineage=lineage,
+            next_step=int(counts.get("max_step", 0)) + 1,
+            reload=self._reload,
+        )
+        belong(thread, thread.environment)
+        thread.fenced = True
+        return thread
 
     def _environment(
         self,
@@ -348,8 +388,10 @@ class Ownership:
         *,
         rights: Rights,
         workspace: Workspace | None = None,
+        layout: Layout | None = None,
     ) -> AgentEnvironment:
-        home = self.layout.agent(record.id)
+        layout = layout or self.layout_of(record.id)
+        home = layout.agent(record.id)
         uid = record.uid if os.geteuid() == 0 else None
         if workspace is None:
             workspace = Workspace(home / "live", uid=uid)
@@ -367,7 +409,7 @@ class Ownership:
             ),
             nursery=self.nurseries.of(record.key),
             workspace=workspace,
-            snapshots=self.points_of(record.id, workspace),
+            snapshots=self.points_of(record.id, workspace, layout),
             sandbox=self.backends.named(backend),
             limits=limits_in(boxes),
             command_env={**self.backends.environment(backend), **manifest.run.env},

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from ringfence.kernel.core import Core
+from ringfence.kernel.handover import Handover
 from ringfence.kernel.journal.types import AgentKey, JournalError
 from ringfence.kernel.ownership import Ownership
 from ringfence.kernel.problems import conflict
@@ -53,9 +54,10 @@ class Rollback:
         self._core = core
         self._beginning = Beginning(core, processes)
         self.plans = Plans(core)
+        self.handover = Handover(core, ownership, processes, self._beginning)
         restoring = Restoring(core, ownership, processes)
-        self._finishing = Finishing(core, self._beginning, restoring, self.plans)
-        self._again = Again(core, processes, lambda thread: self._uncut(self._finishing.finish(thread)))
+        self._finishing = Finishing(core, self._beginning, restoring, self.plans, self.handover)
+        self._again = Again(core, processes, lambda thread: self._uncut(self._finish(thread)))
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def close(self) -> None:
@@ -91,7 +93,7 @@ class Rollback:
 
     async def _one(self, thread: Thread, cut: Cut, path: str | None, operator: str) -> Done:
         # INVARIANT: an older rollback that was cut short is carried to its end first, never over newer work.
-        older = (await self._finishing.finish(thread)).get(thread.key)
+        older = (await self._finish(thread)).get(thread.key)
         if older is not None and (older.undo.cut, older.path) == (cut.step, path):
             return older.undo, older.facts  # this very one
         async with thread.operation:
@@ -130,7 +132,7 @@ class Rollback:
     async def _several(self, wanted: Sequence[tuple[Thread, Cut]], operator: str) -> list[Done]:
         older: dict[AgentKey, Finished] = {}
         for thread, _ in wanted:
-            older |= await self._finishing.finish(thread)
+            older |= await self._finish(thread)
         async with held(thread for thread, _ in wanted):
             lived = [thread for thread, _ in wanted if thread.program is not None]
             members = [Member(thread=thread, cut=cut) for thread, cut in wanted]
@@ -185,8 +187,13 @@ class Rollback:
             Problem: it can't be finished now; it is tried again by itself.
         """
         begun = goes_back(thread) or await self._finishing.open_intent(thread) is not None
-        await self._uncut(self._finishing.finish(thread))
+        await self._uncut(self._finish(thread))
         return begun
+
+    async def _finish(self, thread: Thread) -> dict[AgentKey, Finished]:
+        done = await self._finishing.finish(thread)
+        await self.handover.give_back_rested()
+        return done
 
     async def take_up(self, thread: Thread) -> bool:
         """The same for an agent that was just taken over: where it can't be finished, it is tried again until it is.

@@ -57,13 +57,16 @@ class Beginning:
         """
         await self._processes.end_program(thread)
         waited = await descent.waiting(self._core, thread)
-        await self._end_calls(thread)
+        await self.end_calls(thread)
         await self._core.store.withdraw_approvals(thread.key, cut.step, "the agent was rolled back")
         return waited
 
     @staticmethod
-    async def _end_calls(thread: Thread) -> None:
+    async def end_calls(thread: Thread) -> None:
         """Cancel what has not begun its effect and await the rest.
+
+        Raises:
+            Problem: a call is still under way.
 
         INVARIANT: nothing is planned while a call is under way: what it still changes would stay, unseen.
         """

@@ -14,6 +14,7 @@ from typing import Any
 
 from ringfence.kernel import descent
 from ringfence.kernel.core import Core
+from ringfence.kernel.handover import Handover
 from ringfence.kernel.journal.types import AgentKey, StoredRow
 from ringfence.kernel.problems import conflict
 from ringfence.kernel.replay import OPERATOR_LANE
@@ -53,8 +54,11 @@ async def held(threads: Iterable[Thread]) -> AsyncGenerator[None]:
 class Finishing:
     """Finishes rollbacks of this kernel's agents."""
 
-    def __init__(self, core: Core, beginning: Beginning, restoring: Restoring, plans: Plans) -> None:
+    def __init__(
+        self, core: Core, beginning: Beginning, restoring: Restoring, plans: Plans, handover: Handover
+    ) -> None:
         self._core = core
+        self._handover = handover
         self._beginning = beginning
         self._restoring = restoring
         self._plans = plans
@@ -68,23 +72,81 @@ class Finishing:
             What was done now, of each agent; nothing where no rollback was begun, or all that lacked was to say that it is done.
 
         Raises:
-            Problem: a part can't be carried out now; what is left is done when it is run again.
+            Problem: a part can't be carried out now, or is another kernel's to carry out; what is left is done when it is run again.
         """
         while True:
             begun = await self._begun(thread)
             if begun is None and not goes_back(thread):
                 return {}
-            members = [] if begun is None else await self._members(thread, begun)
-            async with held([thread, *(member.thread for member in members)]):
-                again = await self._begun(thread)
-                if begun is None and again is None:
-                    await self._rest([thread], set())  # it was said, and never recorded
-                    return {}
-                if begun is not None and again is not None and again.step == begun.step:
-                    return await self._finish(thread, begun, members)
+            cuts = {} if begun is None else await self._cuts(thread, begun)
+            away = await self._away(cuts)
+            if away:
+                await self._refuse_led_elsewhere(cuts)
+                await self._handover.gather(list(cuts))
+            try:
+                members = await self._members(cuts)
+                async with held([thread, *(member.thread for member in members)]):
+                    again = await self._begun(thread)
+                    if begun is None and again is None:
+                        await self._rest([thread], set())  # it was said, and never recorded
+                        return {}
+                    if begun is not None and again is not None and again.step == begun.step:
+                        return await self._finish(thread, begun, members)
+            finally:
+                if away:
+                    await self._handover.let_go(list(cuts))
 
-    async def _members(self, thread: Thread, begun: StoredRow) -> list[Member]:
-        return await self._group(_group_of(begun)) or [Member(thread=thread, cut=_cut_of(begun))]
+    async def _cuts(self, thread: Thread, begun: StoredRow) -> dict[AgentKey, Cut]:
+        """All that go back together, and where to; an agent that is there no more is left out."""
+        group = _group_of(begun)
+        if group is not None and "members" not in group:
+            head = await self._core.store.rollback_intent(AgentKey(group["head"]), group["id"])
+            group = None if head is None else _group_of(head)
+        listed: list[dict[str, int]] = (group or {}).get("members") or []
+        cuts = {
+            AgentKey(one["key"]): Cut(step=one["cut"], parent=one["parent"], seen=one["seen"])
+            for one in listed
+        }
+        return cuts or {thread.key: _cut_of(begun)}
+
+    async def _away(self, cuts: Mapping[AgentKey, Cut]) -> bool:
+        """Whether an agent is another kernel's without which the others can't be finished."""
+        store = self._core.store
+        records = [await store.agent_by_key(key) for key in cuts if key not in self._core.threads]
+        if all(record is None or record.owner == self._core.kernel for record in records):
+            return False
+        for key, cut in cuts.items():
+            last = [row for row, _ in await store.unfinished(key) if is_rollback(row)]
+            if last:
+                return True
+            branches = await store.branches(key)
+            if max(record.branch for record in branches) <= cut.seen:
+                return True  # its part has not begun
+        # Every part is on record as done: each kernel has its own agents rest.
+        return False
+
+    async def _refuse_led_elsewhere(self, cuts: Mapping[AgentKey, Cut]) -> None:
+        """Leave it to the kernel that has the first agent, so that no two of them wait for each other's.
+
+        Raises:
+            Problem: another living kernel finishes it.
+        """
+        found = [await self._core.store.agent_by_key(key) for key in cuts]
+        records = [record for record in found if record is not None]
+        lead = next((record for record in records if record.state not in FINAL_STATES), records[0])
+        if lead.key in self._core.threads or lead.owner == self._core.kernel:
+            return
+        for kernel in await self._core.store.kernels():
+            if kernel.key == lead.owner and kernel.alive and kernel.fence > 0:
+                raise conflict(f"kernel {kernel.id} finishes it, which has `{lead.id}`")
+
+    async def _members(self, cuts: Mapping[AgentKey, Cut]) -> list[Member]:
+        members: list[Member] = []
+        for key, cut in cuts.items():
+            thread = await self._thread(key)
+            if thread is not None:
+                members.append(Member(thread=thread, cut=cut))
+        return members
 
     async def _begun(self, thread: Thread) -> StoredRow | None:
         """The intent of a rollback that is not at its end: it has no outcome, or the agent does not rest after it."""
@@ -196,36 +258,14 @@ class Finishing:
                 await self._beginning.announce(member.thread)
                 await self._beginning.intent(member.thread, member.cut, None, operator, short)
 
-    async def _group(self, group: dict[str, Any] | None) -> list[Member]:
-        """The agents of a rollback of several; their intents may lack, and some may be done."""
-        if group is None:
-            return []
-        told: dict[str, Any] = group
-        if "members" not in told:
-            head = await self._core.store.rollback_intent(AgentKey(group["head"]), group["id"])
-            told = {} if head is None else _arguments(head)["group"]
-        listed: list[dict[str, int]] = told.get("members") or []
-        members: list[Member] = []
-        for one in listed:
-            thread = await self._thread(AgentKey(one["key"]))
-            if thread is not None:
-                cut = Cut(step=one["cut"], parent=one["parent"], seen=one["seen"])
-                members.append(Member(thread=thread, cut=cut))
-        return members
-
     async def _thread(self, key: AgentKey) -> Thread | None:
+        """An agent of this kernel; None: it is removed, or another kernel's whose part is done."""
         thread = self._core.threads.get(key)
         if thread is not None:
             return thread
         record = await self._core.store.agent_by_key(key)
-        if record is None or self._core.adopt is None:
-            return None
-        if record.owner == self._core.kernel:
+        if record is not None and record.owner == self._core.kernel and self._core.adopt is not None:
             return await self._core.adopt(record)
-        alive = {kernel.key for kernel in await self._core.store.kernels() if kernel.alive}
-        if record.state not in FINAL_STATES and record.owner not in alive:
-            # INVARIANT: nothing is planned without it, or what it did would be taken for work of others.
-            raise conflict(f"`{record.id}`, which goes back together with it, is not taken over yet")
         return None
 
     async def _settle_messages(self, members: Sequence[Member], undos: Sequence[Undo], group: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringfence.kernel.homes import own_home
 from ringfence.kernel.journal.store_approvals import CHANNEL_APPROVAL
+from ringfence.kernel.journal.store_handovers import ASKED, CHANNEL_HANDOVER
 from ringfence.kernel.journal.store_pools import CHANNEL_POOL
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, JournalError, OwnerMoved
 from ringfence.kernel.problems import Problem, StoreAway, StoreLacks, lost_files
@@ -50,7 +51,7 @@ class Takeover:
     async def open(self) -> None:
         """Listen first, then take over what is there: nothing is missed in between."""
         self._listener = self._kernel.core.store.listen(
-            [EPOCH_CHANNEL, CHANNEL_APPROVAL, CHANNEL_POOL], self._notified
+            [EPOCH_CHANNEL, CHANNEL_APPROVAL, CHANNEL_POOL, CHANNEL_HANDOVER], self._notified
         )
         await self._listener.ready()
         await self.claim()
@@ -76,13 +77,17 @@ class Takeover:
     async def _claim_again(self) -> None:
         while True:
             await asyncio.sleep(CLAIM_EVERY_S)
-            try:
-                await self.claim()
-            except OwnerMoved:
-                log.warning("this kernel's lease has run out; it claims nothing")
-            except (JournalError, OSError) as error:
-                # INVARIANT: it is looked again: an agent of a kernel that dies has nobody else.
-                log.warning("looking for agents failed: %s", error)
+            await self._look()
+            await self._kernel.rollback.handover.give()
+
+    async def _look(self) -> None:
+        try:
+            await self.claim()
+        except OwnerMoved:
+            log.warning("this kernel's lease has run out; it claims nothing")
+        except (JournalError, OSError) as error:
+            # INVARIANT: it is looked again: an agent of a kernel that dies has nobody else.
+            log.warning("looking for agents failed: %s", error)
 
     async def claim(self) -> None:
         """Take over agents whose kernel is gone, settle their calls, and start again what was running.
@@ -116,7 +121,10 @@ class Takeover:
         kernel = self._kernel
         here = await asyncio.to_thread(kernel.layout.agents_here)
         here += await kernel.core.store.homes()
+        borrowed = await kernel.core.store.handed_agents()
         for record in await kernel.core.store.agents():
+            if record.key in borrowed:
+                continue  # an earlier kernel had it from another directory, which has its files
             owned = record.key in kernel.core.threads or record.owner == kernel.core.kernel
             if record.id not in here and not owned and await kernel.had_files_here(record):
                 home = kernel.layout.agent(record.id)
@@ -186,6 +194,10 @@ class Takeover:
         if channel == CHANNEL_APPROVAL:
             # Empty after a reconnect: every parked call looks for itself.
             self._kernel.core.approvals.notice(int(json.loads(payload)["agent"]) if payload else None)
+            return
+        if channel == CHANNEL_HANDOVER:
+            # One that is wanted may not be adopted yet, and one that was given back not be claimed: both are looked at again.
+            self._spawn(self._kernel.rollback.handover.give() if payload == ASKED else self._look())
             return
         if channel == CHANNEL_POOL:
             self._kernel.core.pools.others.notice(payload)

@@ -56,6 +56,7 @@ class Course:
         pools: budgets that it has together with other agents; None: none.
         releases: gives replies out in their recorded order, while its program replays several lanes.
         retry: the newest start of a program that failed; it is waited for where the agent says so.
+        borrowed: whether its files are in the data directory of another kernel, which has it back after a rollback.
         going_back: whether a rollback of it is recorded and not at its end: nobody starts it.
         asks_anew: whether its next start is a person's after its end, so that what nobody answered in time is asked again.
         let_go: calls of its that wait and that nobody keeps: its next start makes them again. See `resting`.
@@ -65,6 +66,7 @@ class Course:
     __slots__ = (
         "arrived",
         "asks_anew",
+        "borrowed",
         "ended_runs",
         "fenced",
         "folded",
@@ -109,6 +111,7 @@ class Course:
         self.generation = 0
         self.going_back = False
         self.fenced = False
+        self.borrowed = False
         self.arrived: list[StoredRow] | None = None  # outcomes recorded while the past is being read
         self.loaded = False  # whether `replay` is that of the present branch
         self.unreadable = ""  # why the checkpoint to go on from can't be read; empty: it can

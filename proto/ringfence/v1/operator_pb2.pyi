@@ -712,29 +712,33 @@ Global___RollbackRequest: _TypeAlias = RollbackRequest  # noqa: Y015
 
 @_typing.final
 class RollbackAllRequest(_message.Message):
-    """Puts back what all agents did after a time."""
+    """Puts back what all agents of the database did after a time."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TO_FIELD_NUMBER: _builtins.int
     PREVIEW_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
+    SKIP_UNREACHABLE_FIELD_NUMBER: _builtins.int
     to: _builtins.str
     """A time in RFC 3339."""
     preview: _builtins.bool
     """Says only what it would do."""
     start: _builtins.bool
     """Starts the agents afterwards."""
+    skip_unreachable: _builtins.bool
+    """Leaves out agents that can't be had, instead of refusing all."""
     def __init__(
         self,
         *,
         to: _builtins.str = ...,
         preview: _builtins.bool = ...,
         start: _builtins.bool = ...,
+        skip_unreachable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["preview", b"preview", "start", b"start", "to", b"to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["preview", b"preview", "skip_unreachable", b"skip_unreachable", "start", b"start", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ from ringfence.kernel.journal.store_atoms import AtomStore
 from ringfence.kernel.journal.store_blobs import BlobStore
 from ringfence.kernel.journal.store_budgets import BudgetStore
 from ringfence.kernel.journal.store_grants import GrantStore
+from ringfence.kernel.journal.store_handovers import HandoverStore
 from ringfence.kernel.journal.store_homes import HomeStore
 from ringfence.kernel.journal.store_kernels import KernelStore
 from ringfence.kernel.journal.store_kin import KinStore
@@ -40,6 +41,7 @@ class Store(
     MoveStore,
     KinStore,
     OutboxStore,
+    HandoverStore,
     HomeStore,
     McpStore,
     PushStore,

@@ -75,6 +75,7 @@ class Kernel:
     def __post_init__(self) -> None:
         """Make what follows from the other parts."""
         self.compaction = Compaction(self.core)
+        self.rollback.handover.timers = self.scheduler.timers
 
     def person_of(self, account: str) -> str:
         """Who works with an operators' account, as the kernel file declares people; the account itself where it says nothing."""

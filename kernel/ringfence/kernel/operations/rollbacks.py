@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ringfence.kernel import rollback_atoms
 from ringfence.kernel.journal.types import AgentRecord
 from ringfence.kernel.operations.kernel import Kernel
 from ringfence.kernel.problems import Problem, conflict
+from ringfence.kernel.reach import Scratch
 from ringfence.kernel.rollback_cuts import Cut, is_rollback, moment_of
 from ringfence.kernel.rollback_plan import Member, Undo
 from ringfence.kernel.thread import Thread
@@ -96,45 +99,126 @@ async def rollback(
     return {"preview": False, **undo_document(undo), **facts, "state": thread.state}
 
 
+@dataclass(slots=True)
+class _Fleet:
+    """All that did something after a time, as far as they can be had: a thread to plan with each, and who is left out."""
+
+    found: list[Thread] = field(default_factory=list[Thread])
+    members: list[Member] = field(default_factory=list[Member])
+    undos: list[Undo] = field(default_factory=list[Undo])
+    skipped: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+
+
 async def rollback_all(
-    kernel: Kernel, to: str, *, preview: bool, start: bool, operator: str
+    kernel: Kernel, to: str, *, preview: bool, start: bool, operator: str, skip_unreachable: bool = False
 ) -> dict[str, Any]:
-    """Put back what all agents did after a time, as one, or say what that would do.
+    """Put back what all agents of the database did after a time, as one, or say what that would do.
+
+    Agents of other kernels are brought under this one for it, and given back afterwards.
+
+    Args:
+        kernel: whoever is asked; it carries all of it out.
+        to: a time in RFC 3339.
+        preview: change nothing.
+        start: start each afterwards.
+        operator: who asks.
+        skip_unreachable: leave out those that can't be had, instead of refusing all.
 
     Returns:
         agents: a document as of one rollback for each that did something since, with `agent`, in the order in which they go
-        back; skipped: those that are not here, with a `reason`.
+        back; skipped: those that can't be had, with a `reason`.
 
     Raises:
-        Problem: `to` is no time, or one of them can't go back; nothing was changed then, or a second try goes on.
+        Problem: `to` is no time, one can't be had, or one of them can't go back; nothing was changed then, or a second try goes on.
     """
     at_us = moment_of(to)
-    found: list[tuple[Thread, Cut]] = []
-    skipped: list[dict[str, str]] = []
+    scratch = Scratch(kernel.layout)
+    try:
+        fleet = await _look(kernel, at_us, to, scratch)
+    finally:
+        await asyncio.to_thread(scratch.remove)
+    shown = [_previewed(member.thread, undo) for member, undo in zip(fleet.members, fleet.undos, strict=True)]
+    if fleet.skipped and not preview and not skip_unreachable:
+        raise _refused(fleet.skipped)
+    states = [thread.state for thread in fleet.found]
+    if fleet.found and not preview:
+        shown, states = await _all_back(kernel, fleet, to, start, operator)
+    documents = [
+        {"agent": thread.id, **document, "state": state}
+        for thread, document, state in zip(fleet.found, shown, states, strict=True)
+    ]
+    return {"preview": preview, "to": to, "agents": documents, "skipped": fleet.skipped}
+
+
+async def _look(kernel: Kernel, at_us: int, to: str, scratch: Scratch) -> _Fleet:
+    """Plan for all of them; nothing is changed, and nobody is held up."""
+    fleet, members = _Fleet(), list[Member]()
     for record in await _in_order(kernel, at_us):
         try:
-            thread = await kernel.with_files(record.id)
-            _refuse_fenced(thread)
-            found.append((thread, await kernel.rollback.plans.cut_for(thread, to)))
+            thread = await _seen(kernel, record, scratch)
+            members.append(Member(thread=thread, cut=await kernel.rollback.plans.cut_for(thread, to)))
         except Problem as problem:
-            skipped.append({"agent": record.id, "reason": str(problem)})
-    members = [Member(thread=thread, cut=cut) for thread, cut in found]
-    planned = list(zip(members, await kernel.rollback.plans.plan_all(members), strict=True))
-    planned = [one for one in planned if _is_beyond(*one)]
-    found = [(member.thread, member.cut) for member, _ in planned]
-    shown = [_previewed(member.thread, undo) for member, undo in planned]
-    if found and not preview:
-        shown = await _carried_out(kernel, found, operator)
-        if start:
+            fleet.skipped.append({"agent": record.id, "reason": str(problem)})
+    for member, undo in zip(members, await kernel.rollback.plans.plan_all(members), strict=True):
+        if _is_beyond(member, undo):
+            fleet.found.append(member.thread)
+            fleet.members.append(member)
+            fleet.undos.append(undo)
+    return fleet
+
+
+async def _seen(kernel: Kernel, record: AgentRecord, scratch: Scratch) -> Thread:
+    """An agent to plan with: its live side where it is this kernel's to have, else a look at its files."""
+    live = kernel.core.threads.get(record.key)
+    place = await kernel.rollback.handover.reach.place_of(record)
+    others = {k.key for k in await kernel.core.store.kernels() if k.alive and k.fence > 0}
+    others.discard(kernel.core.kernel)
+    if live is None and (place.beside is not None or place.stored or record.owner in others):
+        return await kernel.rollback.handover.reach.glance(record, place, scratch.make())
+    thread = await kernel.with_files(record.id)
+    _refuse_fenced(thread)
+    return thread
+
+
+def _refused(skipped: Sequence[Mapping[str, str]]) -> Problem:
+    why = "; ".join(one["reason"] for one in skipped)
+    return conflict(
+        f"not all agents can go back, so none did: {why}; mend that, or leave these out with `--skip-unreachable`"
+    )
+
+
+async def _all_back(
+    kernel: Kernel, fleet: _Fleet, to: str, start: bool, operator: str
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Bring all of them under this kernel, put them back, and let those go that have their files elsewhere."""
+    handover = kernel.rollback.handover
+    keys = [thread.key for thread in fleet.found]
+    refused = True
+    try:
+        threads = await handover.gather(keys)
+        try:
+            found = [(thread, await kernel.rollback.plans.cut_for(thread, to)) for thread in threads]
+            shown = await _carried_out(kernel, found, operator)
+            refused = False
+            _add_voided(shown, fleet.undos)
             ended = {other["id"] for one in shown for other in one["others"] if other["kind"] == "child"}
-            for thread, _ in found:
-                if thread.id not in ended:
-                    await _start(kernel, thread)
-    documents = [
-        {"agent": thread.id, **document, "state": thread.state}
-        for (thread, _), document in zip(found, shown, strict=True)
-    ]
-    return {"preview": preview, "to": to, "agents": documents, "skipped": skipped}
+            if start:
+                for thread in threads:
+                    if thread.id not in ended:
+                        await _start(kernel, thread)
+            return shown, [thread.state for thread in threads]
+        finally:
+            await asyncio.shield(handover.let_go(keys, refused=refused))
+    finally:
+        fleet.found = [kernel.core.threads.get(thread.key, thread) for thread in fleet.found]
+
+
+def _add_voided(shown: Sequence[dict[str, Any]], undos: Sequence[Undo]) -> None:
+    """Approvals of agents that another kernel handed over are void already when their rollback begins."""
+    for document, undo in zip(shown, undos, strict=True):
+        told = {(other["kind"], other["id"]) for other in document["others"]}
+        voided = [o for o in undo.others if o["kind"] == "approval" and (o["kind"], o["id"]) not in told]
+        document["others"][:0] = voided
 
 
 def _is_beyond(member: Member, undo: Undo) -> bool:
@@ -193,6 +277,10 @@ def _stopped(error: Exception) -> Problem:
 
 
 async def _start(kernel: Kernel, thread: Thread) -> None:
+    if thread.borrowed:
+        # The kernel that has its files starts it as soon as it has it back, and so does the one after that.
+        await kernel.processes.set_state(thread, "pending")
+        return
     async with thread.operation:
         try:
             await kernel.processes.start(thread)

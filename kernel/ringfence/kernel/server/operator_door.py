@@ -112,7 +112,7 @@ UNARY: dict[str, Unary] = {
         k, r.agent, r.to, preview=r.preview, path=r.path, start=r.start, operator=o
     ),
     "RollbackAll": lambda k, r, o: rollbacks.rollback_all(
-        k, r.to, preview=r.preview, start=r.start, operator=o
+        k, r.to, preview=r.preview, start=r.start, operator=o, skip_unreachable=r.skip_unreachable
     ),
     "Fork": lambda k, r, o: forks.fork(k, r.agent, r.at, new_name=r.name, start=r.start, operator=o),
     "Diff": lambda k, r, _o: diffs.diff(k, r.agent, getattr(r, "from"), r.to),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, settings
 from psycopg import sql
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
 
 T = TypeVar("T")
+
+# A machine that is busy with other things makes no test fail: no time is bounded but the whole of a test.
+settings.register_profile(
+    "unhurried", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("unhurried")
 
 _TEMPLATE = "ringfence_template"
 _WHO_ONE_IS = re.compile(r"\broot\b|\buser\b|^(Skipped: )?does not apply: ")

@@ -310,6 +310,26 @@ async def test_what_agents_could_not_repeat_or_is_no_json_is_refused_at_the_door
         ):
             answer = await http.post(f"{url}/", content=body)
             assert (answer.status_code, answer.json()["error"]["code"]) == (200, code), answer.text
+        # What is too long is not repeated, whoever refuses it.
+        long = "x" * 70_000
+        said: dict[str, Any] = {"messageId": "n", "parts": [{"text": "a"}]}
+        refused: tuple[tuple[str, dict[str, Any]], ...] = (
+            ("SendMessage", {"message": {**said, "role": [long]}}),
+            ("SendMessage", {"message": {**said, "role": "ROLE_USER", "metadata": long}}),
+            ("SendMessage", {"message": {**said, "parts": [{"raw": long + "!"}]}}),
+            ("SendMessage", {"message": {**said, "role": "ROLE_USER", "taskId": long}}),
+            ("GetTask", {"id": "a", "historyLength": long}),
+            ("ListTasks", {"statusTimestampAfter": long}),
+            ("CreateTaskPushNotificationConfig", {"taskId": long, "url": f"https://a.example/{long}"}),
+            (long, {}),
+        )
+        for method, params in refused:
+            body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+            answer = await http.post(f"{url}/", content=body)
+            assert "error" in answer.json(), answer.text[:400]
+            assert len(answer.content) < 4096, (method[:40], answer.text[:400])
+        answer = await http.post(f"{url}/message:send", json={"message": {**said, "metadata": long}})
+        assert (answer.status_code, len(answer.content) < 4096) == (400, True), answer.text[:400]
         assert (await http.get(f"{url}/tasks?contextId=%00")).status_code == 400
         assert (await http.get(f"{url}/tasks")).json().get("tasks", []) == []
     assert not log.exists() or "Traceback" not in log.read_text()

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from ringfence.kernel.a2a.bounding import bounded
 from ringfence.policy.kernel_file import parse_kernel_file
 from ringfence.policy.lint import lint_manifest
 from ringfence.policy.manifest import parse_manifest
@@ -14,7 +15,8 @@ from ringfence.policy.problems import ManifestError
 from ringfence.policy.serving import may_push
 from ringfence.syscalls import a2a_client
 from ringfence.syscalls.declared import A2aResource
-from ringfence.syscalls.mcp_common import Lost, Sent
+from ringfence.syscalls.mcp_common import Lost, Refused, Sent
+from ringfence.syscalls.words import shown
 
 KERNEL = "apiVersion: ringfence/v1\nkind: Kernel\nspec:\n  resources:\n    oracle: {%s}\n"
 AGENT = (
@@ -118,6 +120,72 @@ async def test_what_is_nested_too_deep_is_no_card_and_no_answer(monkeypatch: pyt
     async with a2a_client.reach(resource, json.dumps(card).encode(), Sent(), _nothing) as exchange:
         with pytest.raises(Lost, match="answered 200 with what is no answer of A2A"):
             await exchange.send({"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]})
+
+
+@pytest.mark.parametrize(
+    ("answer", "wrong"),
+    [
+        ({"id": 1}, "answered another request"),
+        ({"id": "other"}, "answered another request"),
+        ({"id": None}, "answered another request"),
+        ({"id": [""]}, "answered another request"),
+        ({}, "answered another request"),
+        ({"id": "other", "error": {"code": 1, "message": "no"}}, "answered another request"),
+        ({"id": None, "error": {"code": 1, "message": "no"}}, "no"),
+        ({"id": "ours", "result": {"task": {"id": "a\x1b[2J"}}}, "by what is no id"),
+        ({"id": "ours", "result": {"task": {"id": "a\0"}}}, "by what is no id"),
+        ({"id": "ours", "result": {"task": {"id": ""}}}, "by what is no id"),
+        ({"id": "ours", "result": {"task": {"id": "a" * 513}}}, "by what is no id"),
+        ({"id": "ours", "result": {"task": {"id": "a", "contextId": "\u202e"}}}, "by what is no id"),
+        ({"id": "ours", "result": {"message": {"messageId": "m", "contextId": "\r"}}}, "by what is no id"),
+        ({"id": "ours", "result": {"task": {"id": "a"}}}, ""),
+    ],
+)
+async def test_an_answer_is_of_the_request_and_names_its_task(
+    monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], wrong: str
+) -> None:
+    async def nobody(*_: object) -> list[str]:
+        return []
+
+    async def told(_: object, request: httpx.Request, __: object) -> httpx.Response:
+        said = {"jsonrpc": "2.0", "result": {"task": {"id": "t"}}, **answer}
+        if "error" in said:
+            del said["result"]
+        if said.get("id") == "ours":
+            said["id"] = json.loads(request.content)["id"]
+        headers = {"content-type": "application/json"}
+        stream = httpx.ByteStream(json.dumps(said).encode())
+        return httpx.Response(200, headers=headers, stream=stream, request=request)
+
+    monkeypatch.setattr(a2a_client, "reachable", nobody)
+    monkeypatch.setattr(a2a_client, "deliver", told)
+    resource = A2aResource(name="oracle", base="https://a.example/oracle", headers={})
+    card = {"name": "o", "supportedInterfaces": [interface("https://a.example/oracle")]}
+    async with a2a_client.reach(resource, json.dumps(card).encode(), Sent(), _nothing) as exchange:
+        asked = exchange.send({"messageId": "m", "role": "ROLE_USER", "parts": [{"text": "hi"}]})
+        if wrong:
+            with pytest.raises((Lost, Refused), match=wrong):
+                await asked
+        else:
+            assert (await asked)["task"] == "a"
+
+
+def test_words_of_others_say_nothing_to_a_terminal() -> None:
+    assert shown("a\x1b[2J\n b\0\u202ec\ud800") == "a\ufffd[2J b\ufffd\ufffdc\ufffd"
+    assert len(shown("x" * 70_000)) == 300
+
+
+def test_an_error_of_the_door_repeats_no_long_text() -> None:
+    long = "x" * 70_000
+    error = {"code": -32602, "message": long, "data": [{"parseError": long, long: 1}] * 40}
+    answer = json.loads(bounded(json.dumps({"jsonrpc": "2.0", "id": 1, "error": error}).encode()))
+    assert (answer["id"], answer["error"]["code"], len(answer["error"]["data"])) == (1, -32602, 16)
+    assert answer["error"]["message"] == "x" * 300 + "…"
+    assert len(json.dumps(answer)) < 20_000
+    # Results are as long as they are.
+    for body in ({"result": {"error": long}}, {"error": "short"}, [long, "error"]):
+        raw = json.dumps(body).encode()
+        assert bounded(raw) == raw
 
 
 async def _nothing() -> None:

@@ -261,6 +261,28 @@ spec:
     assert "near" not in found
 
 
+def test_what_is_ignored_of_calls_that_change_something() -> None:
+    ignored = """  restart:
+    ignore:
+      - {pattern: "session [0-9]+"}
+      - {action: fs.write, at: /data}
+      - {action: http.get, at: /headers}
+      - {action: state.put, pattern: "[0-9]+"}
+      - {action: mcp.tracker.create, at: /arguments/id}
+      - {action: mcp.tracker.@resource, pattern: "[0-9]+"}
+      - {action: mcp.tracker.*, pattern: "[0-9]+"}
+"""
+    found = [
+        one for one in warnings(permissions('{llm.complete: "*"}') + ignored) if "gets its answer" in one
+    ]
+    named = [(line := one.partition(":"))[0] + line[2].split("`")[1] for one in found]
+    first = (HEAD + permissions('{llm.complete: "*"}')).count("\n") + 4
+    assert named == [
+        *(f"{first}fs.write", f"{first + 2}state.put", f"{first + 3}mcp.tracker.create"),
+        f"{first + 5}mcp.tracker.*",
+    ]
+
+
 def test_the_examples_of_the_reference_deserve_no_warning() -> None:
     text = (Path(__file__).parents[2] / "docs" / "manifest.md").read_text(encoding="utf-8")
     whole = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "\nkind: " in block]

@@ -77,14 +77,18 @@ _SAME_DOOR: Final = {
 _DENIED_WITH: Final = {"fs.move": ("fs.read", "fs.write", "fs.delete")}
 
 
-def _rows() -> frozenset[str]:
+def _rows(effect: int | None = None) -> frozenset[str]:
+    """Actions of the table, of those with one effect."""
     service = syscalls_pb2.DESCRIPTOR.services_by_name["SyscallService"]
-    rows = (method.GetOptions().Extensions[options_pb2.row].action for method in service.methods)
-    return frozenset(action for action in rows if action)
+    rows = [method.GetOptions().Extensions[options_pb2.row] for method in service.methods]
+    return frozenset(row.action for row in rows if row.action and effect in (None, row.effect))
 
 
 ROWS: Final = _rows()
 """Actions that this kernel has a row for."""
+
+CHANGING: Final = ROWS - _rows(options_pb2.EFFECT_READ)
+"""Those of them whose calls change something, here or elsewhere."""
 
 KNOWN_ACTIONS: Final = (ROWS | frozenset(_PLANNED)) - _UNNAMED
 """Actions that a rule may name, besides `mcp.SERVER.TOOL`."""

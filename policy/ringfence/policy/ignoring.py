@@ -138,7 +138,7 @@ def _read_one(reader: Reader, node: Node, what: str) -> Ignored | None:
     if not at and not pattern:
         reader.wrong(node, f"`{what}` names nothing to ignore", "write `at`, `pattern` or both")
         return None
-    return Ignored(action=action, at=_parts(at), pattern=pattern)
+    return Ignored(action=action, at=_parts(at), pattern=pattern, line=node.line, column=node.column)
 
 
 def _pattern_problem(pattern: str) -> str:

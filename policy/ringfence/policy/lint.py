@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ringfence.policy.actions import KNOWN_ACTIONS, OWN_ACTIONS, applies, match_action
+from ringfence.policy.actions import CHANGING, KNOWN_ACTIONS, OWN_ACTIONS, RESOURCE, applies, match_action
 from ringfence.policy.conditions import Condition, Environment, Share, Tainted
 from ringfence.policy.hearsay import SOURCES, Hearsay
 from ringfence.policy.kernel_file import KernelFile
@@ -31,7 +31,7 @@ def lint_manifest(manifest: Manifest, file: KernelFile | None = None) -> list[Pr
     inherited = [] if file is None else [r for role in manifest.roles for r in file.roles.get(role, Rules())]
     known = file is not None or not manifest.roles
     found = [*_rules(rules), *weak_denies(rules, [*rules, *inherited])]
-    found += [*other_cases(rules, [*rules, *inherited]), *_direct(manifest)]
+    found += [*other_cases(rules, [*rules, *inherited]), *_direct(manifest), *_ignored(manifest)]
     allows = [rule for rule in (*rules, *inherited) if rule.verdict is not Verdict.DENY]
     totals = set(manifest.budgets.total)
     if file is not None:
@@ -125,6 +125,20 @@ def _direct(manifest: Manifest) -> Iterator[Problem]:
         yield Problem(
             line=1, column=1, message=text, fix='allow it where it may write: `fs.write: "/workspace/out/**"`'
         )
+
+
+def _ignored(manifest: Manifest) -> Iterator[Problem]:
+    """Calls that change something, and that are taken for recorded ones which they are not in all."""
+    for one in manifest.restart.ignore:
+        tools = one.action.startswith("mcp.") and not one.action.endswith(f".{RESOURCE}")
+        if one.action in CHANGING or tools:
+            may = "may change" if tools else "change"
+            text = (
+                f"calls of `{one.action}` {may} something, and after a restart one that differs from a recorded one in what is "
+                "ignored gets its answer and is not made"
+            )
+            fix = "ignore only what their effect does not depend on, such as an id of the request, or leave it out"
+            yield Problem(line=one.line, column=one.column, message=text, fix=fix)
 
 
 def _needless(rules: Rules) -> Iterator[Problem]:

@@ -101,11 +101,14 @@ class Ignored:
         action: the one that it is about, or `mcp.NAME.*`.
         at: parts of a JSON pointer into the arguments, `*` for any; empty: all of them.
         pattern: what is ignored of the texts there; empty: everything there is.
+        line: where it stands in the file, and `column`.
     """
 
     action: str
     at: tuple[str, ...] = ()
     pattern: str = ""
+    line: int = field(default=1, compare=False)
+    column: int = field(default=1, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

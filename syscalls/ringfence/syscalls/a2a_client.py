@@ -27,6 +27,7 @@ from a2a.types import a2a_pb2 as pb
 from a2a.utils.constants import AGENT_CARD_WELL_KNOWN_PATH, TransportProtocol
 from a2a.utils.errors import A2AError
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+from ringfence.syscalls.a2a_common import is_id
 from ringfence.syscalls.errors import CallFailed
 from ringfence.syscalls.http_reach import deliver, reachable
 from ringfence.syscalls.mcp_common import ANSWER_BYTES_MAX, Lost, Refused, Sent
@@ -100,7 +101,27 @@ class _Edge(httpx.AsyncBaseTransport):
                 raise httpx.RequestError(self._sent.lost, request=request)
             parts.append(part)
         kept = {"content-type": response.headers.get("content-type", "")}
-        return httpx.Response(response.status_code, headers=kept, content=b"".join(parts), request=request)
+        whole = b"".join(parts)
+        if not _answers(request.content, whole):
+            self._sent.lost = "answered another request than was sent"
+            raise httpx.RequestError(self._sent.lost, request=request)
+        return httpx.Response(response.status_code, headers=kept, content=whole, request=request)
+
+
+def _answers(asked: bytes, told: bytes) -> bool:
+    """Whether an answer of JSON-RPC has the id of its request. The SDK takes any; what is no JSON-RPC it reads itself."""
+    try:
+        request: Any = json.loads(asked) if asked else None
+        answer: Any = json.loads(told) if told else None
+    except (ValueError, RecursionError):
+        return True
+    if not isinstance(request, dict) or "jsonrpc" not in request or not isinstance(answer, dict):
+        return True
+    of, ident = cast("dict[str, Any]", request).get("id"), cast("dict[str, Any]", answer).get("id")
+    # An error may be of a request whose id could not be read.
+    return (type(ident), ident) == (type(of), of) or (
+        ident is None and "error" in answer and "result" not in answer
+    )
 
 
 @cache
@@ -269,7 +290,18 @@ class Exchange:
         return f"answered {self._sent.status} with what is no answer of A2A"
 
 
+def _named(task: str, context: str, *, needed: bool) -> None:
+    """Refuse ids that could not be said again, or that say something to a terminal.
+
+    Raises:
+        Lost: one is none.
+    """
+    if not (is_id(task, needed=needed) and is_id(context, needed=False)):
+        raise Lost("named its task by what is no id")
+
+
 def _answer(task: pb.Task) -> Mapping[str, Any]:
+    _named(task.id, task.context_id, needed=True)
     said = task.status.message if task.status.HasField("message") else None
     return {
         "task": task.id,
@@ -281,6 +313,7 @@ def _answer(task: pb.Task) -> Mapping[str, Any]:
 
 
 def _reply(message: pb.Message) -> Mapping[str, Any]:
+    _named("", message.context_id, needed=False)
     return {
         "task": "",
         "context": message.context_id,

@@ -18,6 +18,7 @@ from ringfence.syscalls.ratelimits import wait_of
 from ringfence.syscalls.redaction import redactor_for
 from ringfence.syscalls.refusals import afford_answer, outcome_unknown, refuse_unavailable
 from ringfence.syscalls.upstream import upstream_of
+from ringfence.syscalls.words import shown
 
 if TYPE_CHECKING:
     from ringfence.syscalls.base import Call, Env
@@ -36,7 +37,6 @@ ID_CHARS_MAX: Final = 512
 
 _HTTP_REFUSED: Final = (*range(400, 500), 307, 308)
 _ASK_LATER: Final = frozenset({429, 503})
-_SHOWN: Final = 300
 _LEAST_BYTES: Final = 64 << 10
 
 
@@ -102,13 +102,18 @@ def declared(name: str, env: Env) -> A2aResource:
     return resource
 
 
+def is_id(text: str, *, needed: bool) -> bool:
+    """Whether a text may be the id of a task or a context; where none is needed it may be empty."""
+    return (bool(text) or not needed) and len(text) <= ID_CHARS_MAX and text.isprintable()
+
+
 def check_id(text: str, what: str, *, needed: bool) -> None:
     """Refuse what can be no id.
 
     Raises:
         InvalidRequest: it is none.
     """
-    if (needed and not text) or len(text) > ID_CHARS_MAX or not text.isprintable():
+    if not is_id(text, needed=needed):
         raise InvalidRequest(f"`{what}` is no id; write the one that a2a.send returned")
 
 
@@ -186,13 +191,13 @@ async def exchange(
     except Refused as error:
         # A refusal says something too.
         taint(call, resource)
-        said = hide.text(str(error))[:_SHOWN]
+        said = shown(hide.text(str(error)))
         raise _refused(resource, sent, upstream, f"refused: {said}", type(error.__cause__).__name__) from None
     except Lost as error:
         if sent.status in _HTTP_REFUSED or _wait_of(sent) is not None:
             what = f"answered {sent.status} and did not carry out the call"
             raise _refused(resource, sent, upstream, what, "") from None
-        raise _failure(call, resource, sent, hide.text(str(error))[:_SHOWN]) from None
+        raise _failure(call, resource, sent, shown(hide.text(str(error)))) from None
     taint(call, resource)
     clean = await asyncio.to_thread(hide.body, canonical_json(raw))
     await afford_answer(call, resource.name, len(clean), reads=_reads(call))

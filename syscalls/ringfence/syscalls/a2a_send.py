@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from ringfence.syscalls import a2a_common as common
+from ringfence.syscalls import words
 from ringfence.syscalls.a2a_common import Result, Target
 from ringfence.syscalls.base import Plan, Question
 from ringfence.syscalls.errors import CallFailed, InvalidRequest, NoSuchResource
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["Arguments", "Result", "locate", "plan", "room", "run"]
 
 room = common.room
+
+
+_SKILLS_SHOWN = 20
 
 
 class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -78,8 +82,10 @@ async def locate(arguments: Arguments, env: Env) -> Plan | None:
         client = await common.client_module()
         known = client.skills_of(card.offered or card.taken)
         if arguments.skill not in known:
-            shown = ", ".join(f"`{one}`" for one in known) or "none"
-            raise NoSuchResource(f"`{resource.name}` has no skill `{arguments.skill[:80]}`; it has: {shown}")
+            shown = ", ".join(f"`{words.shown(one, 80)}`" for one in known[:_SKILLS_SHOWN]) or "none"
+            raise NoSuchResource(
+                f"`{resource.name}` has no skill `{words.shown(arguments.skill, 80)}`; it has: {shown}"
+            )
     fresh = _plan(resource, card)
     return (
         msgspec.structs.replace(fresh, doubt=env.cards.doubt(resource.name, card)) if card.changed else fresh

@@ -8,7 +8,6 @@ reservation, since nobody knows what the host has done.
 from __future__ import annotations
 
 import asyncio
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -30,6 +29,7 @@ from ringfence.syscalls.llm_wire import WIRES, Parts, Wire, sent_headers
 from ringfence.syscalls.ratelimits import wait_of
 from ringfence.syscalls.redaction import Redactor, redactor_for
 from ringfence.syscalls.upstream import ATTEMPTS_MAX, upstream_of
+from ringfence.syscalls.words import shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 MILLION: Final = 1_000_000
 GOOD: Final = 200
 PARTIAL_CHARS_MAX: Final = 16 << 10
-_TEXT_MAX: Final = 300
 _SPENT_CODES: Final = frozenset({"insufficient_quota", "billing_hard_limit_reached"})
 
 
@@ -216,8 +215,8 @@ async def _refused(call: Call, wanted: Ask, response: httpx.Response, attempt: _
     attempt.wait_s = wait_of(status, headers, body, number)
     if attempt.wait_s is not None and code not in _SPENT_CODES:
         return
-    said = f": {_line(_hiding(call, wanted).text(message))}" if message else ""
-    more = {"body": shown} if (shown := _passed_on(wanted, body, _hiding(call, wanted))) else {}
+    said = f": {shown(_hiding(call, wanted).text(message))}" if message else ""
+    more = {"body": passed} if (passed := _passed_on(wanted, body, _hiding(call, wanted))) else {}
     raise CallFailed(
         f"`{resource.name}` answered {status}{said}",
         status=str(status),
@@ -275,7 +274,7 @@ async def _parts(call: Call, wanted: Ask, response: httpx.Response, attempt: _At
         if stream.ended or stream.broken:
             break
     if stream.reply.error:
-        said = _line(_hiding(call, wanted).text(stream.reply.error))
+        said = shown(_hiding(call, wanted).text(stream.reply.error))
         raise _broken(call, wanted, attempt, f"`{name}` broke the reply off: {said}")
     if stream.broken:
         raise _broken(call, wanted, attempt, f"`{name}` sent a part of the reply that can't be read")
@@ -347,9 +346,3 @@ def _masked(reply: Reply, hide: Redactor) -> Reply:
     reply.document = hide.value(reply.document)
     reply.model, reply.finish = hide.text(reply.model), hide.text(reply.finish)
     return reply
-
-
-def _line(text: str) -> str:
-    """Words of a host on one line, without control characters, bounded."""
-    flat = " ".join(text.split())[:_TEXT_MAX]
-    return "".join(c if unicodedata.category(c)[0] != "C" else "\ufffd" for c in flat)

@@ -19,6 +19,7 @@ from ringfence.syscalls.artifacts_put import check_name
 from ringfence.syscalls.base import Question
 from ringfence.syscalls.errors import InvalidRequest
 from ringfence.syscalls.llm_parts import ARTIFACTS, BINARY, is_taken
+from ringfence.syscalls.words import shown
 
 WORKSPACE: Final = "ringfence://workspace/"
 """What a pointer to a file begins with."""
@@ -137,7 +138,7 @@ def pointer_of(text: str) -> Pointer | None:
     if text.startswith(WORKSPACE) and len(text) > len(WORKSPACE):
         return Pointer(path=f"/workspace/{unquote(text.removeprefix(WORKSPACE), errors='strict')}")
     raise InvalidRequest(
-        f"`{_shown(text)}` is nothing that can be sent to a model: write the content as a `data:` URL, "
+        f"`{shown(text, _SHOWN_CHARS)}` is nothing that can be sent to a model: write the content as a `data:` URL, "
         f"`{ARTIFACTS}NAME` for an artifact, `{WORKSPACE}PATH` for a file, or an `https:` URL that a rule allows"
     )
 
@@ -154,19 +155,14 @@ def media_type_of(name: str, data: bytes, said: str) -> str:
     return mimetypes.guess_type(name, strict=True)[0] or BINARY
 
 
-def _shown(text: str) -> str:
-    cut = text[:_SHOWN_CHARS]
-    return "".join(c if c.isprintable() else "\ufffd" for c in cut)
-
-
 def _url(text: str) -> str:
     try:
         url = canonical_url(text)
     except PatternError as error:
-        raise InvalidRequest(f"the URL `{_shown(text)}` can't be judged: {error}") from None
+        raise InvalidRequest(f"the URL `{shown(text, _SHOWN_CHARS)}` can't be judged: {error}") from None
     if bare_url(url) != url:
         raise InvalidRequest(
-            f"the URL `{_shown(text)}` can't be judged: some servers read it as another one; write it without `;` and "
+            f"the URL `{shown(text, _SHOWN_CHARS)}` can't be judged: some servers read it as another one; write it without `;` and "
             "without dots and spaces at the end of a segment"
         )
     return url

@@ -36,6 +36,7 @@ from ringfence.syscalls.payload import Room
 from ringfence.syscalls.redaction import redactor_for
 from ringfence.syscalls.refusals import afford_answer, outcome_unknown
 from ringfence.syscalls.upstream import upstream_of
+from ringfence.syscalls.words import shown
 
 if TYPE_CHECKING:
     from ringfence.policy.mcp_servers import ToolDecl
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from ringfence.syscalls.declared import McpResource
     from ringfence.syscalls.upstream import Upstream
 
-_SHOWN: Final = 300
 _LEAST_BYTES: Final = 64 << 10
 """What a budget of bytes has to have left for an answer before a call is made that does not only read."""
 
@@ -224,7 +224,7 @@ async def _exchange(
     except Refused as error:
         # A refusal says something too.
         _taint(call, target)
-        said = redactor_for(call.env, target.resource.secrets).text(str(error))[:_SHOWN]
+        said = shown(redactor_for(call.env, target.resource.secrets).text(str(error)))
         raise CallFailed(
             f"`{target.resource.name}` refused the call of `{target.tool}`: {said}",
             sent="yes",
@@ -232,7 +232,7 @@ async def _exchange(
         ) from None
     except Lost as error:
         raise refused_by(target.resource.name, sent, upstream) or _failure(
-            call, target, sent, redactor_for(call.env, target.resource.secrets).text(str(error))
+            call, target, sent, shown(redactor_for(call.env, target.resource.secrets).text(str(error)))
         ) from None
 
 

@@ -14,6 +14,7 @@ from ringfence.syscalls.ratelimits import wait_of
 from ringfence.syscalls.redaction import redactor_for
 from ringfence.syscalls.refusals import afford_answer
 from ringfence.syscalls.upstream import upstream_of
+from ringfence.syscalls.words import shown
 
 if TYPE_CHECKING:
     from ringfence.syscalls.base import Call
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 _HTTP_REFUSED: Final = range(400, 500)
 _NO_SESSION: Final = 404
 _ASK_LATER: Final = frozenset({429, 503})
-_SHOWN: Final = 300
 
 
 def refused_by(server: str, sent: Sent, upstream: Upstream) -> SyscallError | None:
@@ -75,7 +75,7 @@ async def fetch(
     except Refused as error:
         # A refusal says something too.
         taint(call, resource)
-        said = redactor_for(call.env, resource.secrets).text(str(error))[:_SHOWN]
+        said = shown(redactor_for(call.env, resource.secrets).text(str(error)))
         raise CallFailed(
             f"`{resource.name}` does not give {what}: {said}", sent="yes", code=str(error.code)
         ) from None

@@ -22,6 +22,7 @@ from a2a.server.routes.common import DefaultServerCallContextBuilder
 from a2a.server.routes.jsonrpc_routes import create_jsonrpc_routes
 from a2a.server.routes.rest_routes import create_rest_routes
 from ringfence.kernel.a2a import shown
+from ringfence.kernel.a2a.bounding import bounding
 from ringfence.kernel.a2a.connection import Connection
 from ringfence.kernel.a2a.door import listen_url
 from ringfence.kernel.a2a.handler import Handler
@@ -210,7 +211,7 @@ class Web:
             raise _Refused(429, "TooMany", text, (b"retry-after", b"5"))
         self._busy[client.name] += 1
         try:
-            await self._app(record)(inner, _again(body, receive), send)
+            await self._app(record)(inner, _again(body, receive), bounding(send))
         finally:
             self._busy[client.name] -= 1
 

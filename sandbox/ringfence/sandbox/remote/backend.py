@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +19,7 @@ from ringfence.sandbox.remote.calls import Calls, ForgottenError, Values, exit_o
 from ringfence.sandbox.remote.channels import ChannelLostError
 from ringfence.sandbox.remote.link import PLACE, Link, RemoteSettings, ask, connect, settings_used
 from ringfence.sandbox.remote.program import RemoteProgram
+from ringfence.sandbox.remote.relays import bound
 from ringfence.sandbox.remote.sending import Sender
 from ringfence.sandbox.remote.session import SessionLostError
 from ringfence.sandbox.remote.upper import STDERR_NAME, STDOUT_NAME, UPPER_NAME, Receiver
@@ -111,13 +115,22 @@ class RemoteSandbox:
         if spec.overlay is not None:
             raise SandboxError(f"the sandbox `{self.name}` has no overlay for a program: {self.direct}")
         _check(spec)
-        if spec.loopback is not None:
-            raise SandboxError(
-                "a sandbox host can't lend doors yet; leave `sandbox.doors` out, or take another backend"
-            )
         checked_directory(spec.image, "program image")
         checked_directory(spec.socket_dir, "socket directory")
-        return await self._insist(spec.agent, lambda calls, sender: self._start(calls, sender, spec))
+        if spec.loopback is None:
+            return await self._insist(spec.agent, lambda calls, sender: self._start(calls, sender, spec))
+        listener, door = _door(spec.socket_dir)
+        with listener:
+            try:
+                start = partial(self._start, spec=spec, door=door)
+                program = await self._insist(spec.agent, start)
+            except BaseException:
+                os.close(door)
+                raise
+            # INVARIANT: it listens already; what the host carried from there meanwhile waits in it.
+            with socket.socket(fileno=os.dup(spec.loopback.hand_fd)) as hand:
+                socket.send_fds(hand, [b"\0"], [listener.fileno()])
+        return program
 
     async def run_command(self, spec: CommandSpec) -> CommandResult:
         """Run one command to its end. Cancelling the await ends the command's whole tree first.
@@ -173,12 +186,14 @@ class RemoteSandbox:
                 ) from error
         raise AssertionError  # pragma: no cover - the last attempt returns or raises
 
-    async def _start(self, calls: Calls, sender: Sender, spec: ProgramSpec) -> RemoteProgram:
+    async def _start(
+        self, calls: Calls, sender: Sender, spec: ProgramSpec, door: int | None = None
+    ) -> RemoteProgram:
         shown = await self._shown(calls, sender, spec)
         number = calls.number()
         make = calls.channels.make
         stdin, out, err = make(sends=True), make(receives=True), make(receives=True)
-        place = calls.expect(number, spec.socket_dir)
+        place = calls.expect(number, spec.socket_dir, door)
         try:
             async with sender.use(spec.agent, spec.image) as image:
                 values = await calls.order(
@@ -196,10 +211,12 @@ class RemoteSandbox:
                         stdin_bytes=len(spec.stdin),
                         stdout=out.number,
                         stderr=err.number,
+                        doors=0 if spec.loopback is None else spec.loopback.port,
                     ),
                     number,
                     lambda: pumps.send_bytes(stdin, spec.stdin),
                 )
+            self._check_doors(spec, values)
         except BaseException:
             calls.forget(number)
             for channel in (stdin, out, err):
@@ -211,9 +228,19 @@ class RemoteSandbox:
             asyncio.create_task(pumps.to_descriptor(channel, os.dup(fd)))
             for channel, fd in ((out, spec.stdout_fd), (err, spec.stderr_fd))
         ]
+        if door is not None:
+            place.ended.add_done_callback(lambda _: os.close(door))
         identity = {"host": self._link.host, "id": str(values.get("identity", ""))}
         forms = values.get("forms")
         return RemoteProgram(calls, number, place, identity, forms if isinstance(forms, dict) else {}, output)
+
+    def _check_doors(self, spec: ProgramSpec, values: Values) -> None:
+        """Refuse a host of an earlier version, which starts the program without what it does not know."""
+        if spec.loopback is not None and values.get("doors") != spec.loopback.port:
+            raise SandboxError(
+                f"the sandbox host `{self._settings.address}` can't lend doors; give it this version of Ringfence, "
+                "or leave `sandbox.doors` out"
+            )
 
     async def _command(self, calls: Calls, sender: Sender, spec: CommandSpec) -> CommandResult:
         shown = await self._shown(calls, sender, spec)
@@ -287,6 +314,29 @@ class _Shown:
     provided: list[bytes] = field(default_factory=list[bytes])
     binds: dict[bytes, str] = field(default_factory=dict[bytes, str])
     mounts: dict[bytes, str] = field(default_factory=dict[bytes, str])
+
+
+def _door(directory: Path) -> tuple[socket.socket, int]:
+    """A listening socket that no path leads to, and a descriptor that it can be connected to by.
+
+    Raises:
+        SandboxError: it can't be made.
+    """
+    name = f"doors-{secrets.token_hex(8)}"
+    try:
+        listener = bound(directory, name)
+        try:
+            handle = os.open(directory / name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except BaseException:
+            listener.close()
+            raise
+        finally:
+            (directory / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise SandboxError(
+            f"a socket for its doors can't be made in `{directory}`: {error.strerror}"
+        ) from error
+    return listener, handle
 
 
 async def _end(calls: Calls, number: int) -> None:

@@ -31,11 +31,13 @@ class Place:
 
     Attributes:
         socket_dir: where connections of the program lead.
+        doors: descriptor of the socket that what comes from its loopback leads to; None: it has no doors.
         ended: how it ended.
         connections: that it has now.
     """
 
     socket_dir: Path
+    doors: int | None
     ended: asyncio.Future[Exit]
     connections: int = 0
 
@@ -128,9 +130,9 @@ class Calls:
 
     # -- programs -------------------------------------------------------------------------------------------------
 
-    def expect(self, number: int, socket_dir: Path) -> Place:
+    def expect(self, number: int, socket_dir: Path, doors: int | None = None) -> Place:
         """A program is about to be started under this number."""
-        place = Place(socket_dir, asyncio.get_running_loop().create_future())
+        place = Place(socket_dir, doors, asyncio.get_running_loop().create_future())
         self._places[number] = place
         return place
 
@@ -152,27 +154,31 @@ class Calls:
                 place = self._places.pop(number, None)
                 if place is not None and not place.ended.done():
                     place.ended.set_result(_exit(reason, code))
-            case wire.Open(channel=number, program=program):
+            case wire.Open(channel=number, program=program, door=door):
                 if number % 2:
                     raise wire.WireError("the sandbox host opened a stream by a number of the kernel's")
                 channel = self.channels.make(number=number, sends=True, receives=True, window=RELAY_WINDOW)
-                self._spawn(channel, self._places.get(program))
+                self._spawn(channel, self._places.get(program), door=door)
             case _:
                 raise wire.WireError("a sandbox host does not say this")
 
-    def _spawn(self, channel: Channel, place: Place | None) -> None:
-        task = asyncio.create_task(self._relay(channel, place))
+    def _spawn(self, channel: Channel, place: Place | None, *, door: bool) -> None:
+        task = asyncio.create_task(self._relay(channel, place, door=door))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _relay(self, channel: Channel, place: Place | None) -> None:
-        """Carry a program's connection to the socket of its agent, and no other."""
-        if place is None or place.connections >= CONNECTIONS_MAX:
+    async def _relay(self, channel: Channel, place: Place | None, *, door: bool) -> None:
+        """Carry a program's connection to a socket of its agent, and no other's."""
+        closed = place is None or place.ended.done() or (door and place.doors is None)
+        if place is None or closed or place.connections >= CONNECTIONS_MAX:
             await channel.reset()
             return
         place.connections += 1
         try:
-            reader, writer = await pumps.connect(str(place.socket_dir), SOCKET_NAME)
+            if door:
+                reader, writer = await pumps.connect_to(f"/proc/self/fd/{place.doors}")
+            else:
+                reader, writer = await pumps.connect(str(place.socket_dir), SOCKET_NAME)
             await pumps.relay(reader, writer, channel)
         except OSError:
             await channel.reset()

@@ -157,8 +157,18 @@ async def connect(directory: str, name: str) -> tuple[asyncio.StreamReader, asyn
     """
     handle = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return await asyncio.open_unix_connection(f"/proc/self/fd/{handle}/{name}", limit=_STREAM_LIMIT_BYTES)
-    except ValueError as error:
-        raise OSError(errno.EINVAL, str(error)) from error
+        return await connect_to(f"/proc/self/fd/{handle}/{name}")
     finally:
         os.close(handle)
+
+
+async def connect_to(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to a unix socket.
+
+    Raises:
+        OSError: nobody listens.
+    """
+    try:
+        return await asyncio.open_unix_connection(path, limit=_STREAM_LIMIT_BYTES)
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error)) from error

@@ -1,4 +1,4 @@
-"""The syscall socket of one program at a host: every connection is carried to the kernel's own socket of that agent."""
+"""The syscall socket of one program at a host, and its doors: every connection is carried to the kernel's own sockets of that agent."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from functools import partial
 from pathlib import Path
 
 from ringfence.sandbox.overlay_apply import discard
@@ -35,7 +36,7 @@ class Relay:
         self._session = session
         self._channels = channels
         self._program = program
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, uid: int | None) -> None:
@@ -46,28 +47,38 @@ class Relay:
         """
         self.directory.mkdir()
         self.directory.chmod(0o755)  # whatever the umask: the program comes through it
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        listener = bound(self.directory, SOCKET_NAME)
         try:
-            handle = os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                # By the handle: the path of a data directory may be longer than a socket's can be.
-                listener.bind(f"/proc/self/fd/{handle}/{SOCKET_NAME}")
-            finally:
-                os.close(handle)
-            path = self.directory / SOCKET_NAME
-            path.chmod(0o600)
             if uid is not None:
-                os.chown(path, uid, uid)
-            listener.listen(CONNECTIONS_MAX)
-            self._server = await asyncio.start_unix_server(self._connected, sock=listener, limit=RELAY_WINDOW)
+                os.chown(self.directory / SOCKET_NAME, uid, uid)
+            serving = asyncio.start_unix_server(
+                partial(self._connected, door=False), sock=listener, limit=RELAY_WINDOW
+            )
+            self._servers.append(await serving)
+        except BaseException:
+            listener.close()
+            raise
+
+    async def lend(self, listener: socket.socket) -> None:
+        """Carry what comes in at the program's loopback, too.
+
+        Args:
+            listener: of its loopback; becomes this object's.
+        """
+        listener.setblocking(False)
+        try:
+            serving = asyncio.start_server(
+                partial(self._connected, door=True), sock=listener, limit=RELAY_WINDOW
+            )
+            self._servers.append(await serving)
         except BaseException:
             listener.close()
             raise
 
     async def close(self) -> None:
         """Let what the program sent last through, cut every connection and remove the socket; after its end."""
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=LAST_WORDS_S)
         for task in list(self._tasks):
@@ -75,20 +86,41 @@ class Relay:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(discard, self.directory)
 
-    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, door: bool) -> None:
         if len(self._tasks) >= CONNECTIONS_MAX:
             writer.transport.abort()
             return
-        task = asyncio.create_task(self._carry(reader, writer))
+        task = asyncio.create_task(self._carry(reader, writer, door=door))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, door: bool) -> None:
         channel = self._channels.make(sends=True, receives=True, window=RELAY_WINDOW)
         try:
-            await self._session.send(wire.Open(channel=channel.number, program=self._program))
+            await self._session.send(wire.Open(channel=channel.number, program=self._program, door=door))
         except SessionLostError:
             writer.transport.abort()
             return
         with contextlib.suppress(OSError):
             await pumps.relay(reader, writer, channel)
+
+
+def bound(directory: Path, name: str) -> socket.socket:
+    """A listening unix socket in a directory, for this user alone, however long the path is.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        handle = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            listener.bind(f"/proc/self/fd/{handle}/{name}")
+        finally:
+            os.close(handle)
+        (directory / name).chmod(0o600)
+        listener.listen(CONNECTIONS_MAX)
+    except BaseException:
+        listener.close()
+        raise
+    return listener

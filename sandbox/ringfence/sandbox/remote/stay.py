@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from ringfence.sandbox.remote.session import Session, SessionLostError
 from ringfence.sandbox.types import (
     CommandSpec,
     ExitReason,
+    Loopback,
     Program,
     ProgramSpec,
     SandboxError,
@@ -266,6 +268,7 @@ class Stay:
         relay = Relay(self.session, self.channels, call, self.lodging.sockets(call))
         pipes: list[int] = []
         tasks: list[asyncio.Task[None]] = []
+        ours, theirs = socket.socketpair()
         try:
             await relay.open(seen[0].uid)
             for channel in out:
@@ -288,20 +291,25 @@ class Stay:
                     stdin=await orders.stdin(stdin, body.stdin_bytes),
                     stdout_fd=pipes[0],
                     stderr_fd=pipes[1],
+                    loopback=Loopback(port=body.doors, hand_fd=theirs.fileno()) if body.doors else None,
                 )
             )
+            if body.doors:
+                await _lend(relay, program, ours)
         except BaseException:
             for tree in seen:
                 tree.users -= 1
             await _to_its_end(relay.close())
             raise
         finally:
+            ours.close()
+            theirs.close()
             for fd in pipes:
                 os.close(fd)
         guest = _Guest(agent=body.agent, program=program, relay=relay, seen=seen, pumps=tasks)
         self._guests[call] = guest
         guest.watcher = asyncio.create_task(self._watch(call, guest))
-        return {"identity": f"{self.name[:8]}-{call}", "forms": dict(program.forms)}
+        return {"identity": f"{self.name[:8]}-{call}", "forms": dict(program.forms), "doors": body.doors}
 
     async def _watch(self, call: int, guest: _Guest) -> None:
         ended = await guest.program.wait()
@@ -376,6 +384,23 @@ async def _drop(left: Channel, scratch: Path) -> None:
         await left.reset()
     finally:
         await asyncio.to_thread(discard, scratch)
+
+
+async def _lend(relay: Relay, program: Program, ours: socket.socket) -> None:
+    """Take the loopback that the sandbox handed out, and carry what comes in there.
+
+    Raises:
+        SandboxError: it handed none out; the program is ended.
+    """
+    try:
+        ours.setblocking(False)
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        await relay.lend(socket.socket(fileno=descriptors[0]))
+    except BaseException as error:
+        await _to_its_end(program.kill())
+        if isinstance(error, (OSError, IndexError)):
+            raise SandboxError(f"the sandbox handed no doors out ({error}); report this") from error
+        raise
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:

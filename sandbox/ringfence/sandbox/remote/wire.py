@@ -119,6 +119,7 @@ class StartProgram(_Message, frozen=True, kw_only=True):
         mounts: the same, of what a manifest asks for.
         require: walls that have to stand.
         provided: directories of the host itself, at the same path.
+        doors: port of its loopback that leads to the kernel; 0: it has no doors. The answer says `doors` where there are some.
     """
 
     agent: str
@@ -134,6 +135,7 @@ class StartProgram(_Message, frozen=True, kw_only=True):
     stdin_bytes: int
     stdout: int
     stderr: int
+    doors: int = 0
 
 
 class RunCommand(_Message, frozen=True, kw_only=True):
@@ -230,10 +232,11 @@ class Ended(_Message, frozen=True, kw_only=True):
 
 
 class Open(_Message, frozen=True, kw_only=True):
-    """A connection of a program to the syscall socket, made by the host."""
+    """A connection of a program to the syscall socket, or to its doors, made by the host."""
 
     channel: int
     program: int
+    door: bool = False
 
 
 class Data(_Message, frozen=True, kw_only=True):

@@ -228,6 +228,29 @@ def test_what_a_host_would_fetch_takes_a_rule(scene: Scene, host: VendorHost) ->
     ]
 
 
+def test_sound_in_a_reply_is_kept_once_and_told_whole_again(scene: Scene, host: VendorHost) -> None:
+    sound = {"id": "a1", "data": CODED, "expires_at": 1, "transcript": POINTER}
+    message = {"role": "assistant", "content": None, "audio": sound}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
+    head = {"id": "c1", "object": "chat.completion", "created": 1, "model": "gpt-4o"}
+    host.script(Turn(body={**head, "choices": [choice], "usage": usage}), Turn())
+    agent = begun(scene, "spoken wait", restart="on-failure")
+    eventually(lambda: "waits" in scene.output(agent), "it did not come to its end")
+    scene.kill_program(agent)
+    eventually(lambda: scene.output(agent).count("waits") == 2, "it was not started again")
+    scene.operator.ask("Send", agent=agent, text="go on")
+    scene.await_end(agent)
+    assert scene.said(agent) == [["spoken", [None, "a1", True]], ["and then", "Good day."], ["waits", 1]] * 2
+    assert len(host.asked) == 2
+    assert host.asked[1].body["messages"][1]["audio"]["data"] == CODED
+    assert max(len(row) for row in recorded(scene, agent)) < 4000
+    kept = scene.sql(
+        "select name, version from artifacts where agent = %s order by size_bytes desc", scene.key_of(agent)
+    )
+    assert kept[0] == (f"sent.{REF}", 1)
+
+
 def test_what_a_call_carries_is_counted_whole(scene: Scene, host: VendorHost) -> None:
     agent = begun(scene, "turns", more="budgets: {total: {bytes: 3MB}, on_exhausted: refuse}")
     scene.await_end(agent, "failed")

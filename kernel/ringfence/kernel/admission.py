@@ -12,6 +12,7 @@ from ringfence.kernel.carrying import PATIENCE_S, arguments_of, counted, lowered
 from ringfence.kernel.core import Core
 from ringfence.kernel.flight import Flight
 from ringfence.kernel.journal.types import EpochMoved
+from ringfence.kernel.outcomes import kept_as
 from ringfence.kernel.pool_shares import Member
 from ringfence.kernel.pool_words import waiting_text
 from ringfence.kernel.replay import Unfinished
@@ -20,8 +21,6 @@ from ringfence.kernel.waits import CREDENTIAL
 from ringfence.policy.types import Verdict
 from ringfence.syscalls.base import Effect, NeedsApproval, Recovery
 from ringfence.syscalls.errors import BudgetExhausted, NoSuchResource, SyscallError
-from ringfence.syscalls.lent import ArtifactFound
-from ringfence.syscalls.llm_parts import Kept
 from ringfence.syscalls.sleep import moved
 
 WITH_DESTRUCTION = ("calls", "destructive")
@@ -227,11 +226,7 @@ async def _keep_parts(flight: Flight) -> None:
         CallFailed: it can't be kept.
     """
     for name, part in list(flight.parts.items()):
-        size = len(part.data)
-        artifact = ArtifactFound(
-            name=name, version=0, ref=Kept(name, size).ref, media_type=part.media_type, size_bytes=size
-        )
-        await flight.env.artifacts.keep_page(part.data, artifact, flight.step)
+        await flight.env.artifacts.keep_page(part.data, kept_as(name, part), flight.step)
         flight.parts.pop(name, None)
 
 

@@ -351,7 +351,7 @@ class Dispatcher:
         if flight.carried:
             await flight.answered(found, result)
         small = len(result) <= INLINE_RESULT_BYTES_MAX
-        payload = inline_payload(result) if small else await self._outcomes.payload(result, found)
+        payload = inline_payload(result) if small else await self._outcomes.payload(result, found, flight)
         await flight.failpoint("before_outcome")
         await self._write_outcome(flight, payload)
         await flight.failpoint("after_outcome")

@@ -23,6 +23,7 @@ from ringfence.kernel.thread import Thread
 from ringfence.syscalls.base import Effect, Recovery
 from ringfence.syscalls.codec import Decoded, canonical_json, decode_arguments
 from ringfence.syscalls.errors import (
+    CallFailed,
     Conflict,
     Fenced,
     InvalidRequest,
@@ -30,7 +31,8 @@ from ringfence.syscalls.errors import (
     OutcomeUnknown,
     SyscallError,
 )
-from ringfence.syscalls.llm_parts import Part
+from ringfence.syscalls.lent import ArtifactFound
+from ringfence.syscalls.llm_parts import Kept, Part, take
 from ringfence.syscalls.table import Row as TableRow
 
 log = logging.getLogger(__name__)
@@ -111,19 +113,25 @@ class Outcomes:
     def __init__(self, core: Core) -> None:
         self._core = core
 
-    async def payload(self, result: bytes, found: object = None) -> bytes:
-        """The `"result":…,` part of a body; a large one goes to the artifacts and leaves its reference and version."""
+    async def payload(self, result: bytes, found: object = None, flight: Flight | None = None) -> bytes:
+        """The `"result":…,` part of a body; a large one goes to the artifacts and leaves its reference and version.
+
+        Pictures and the like in what a model answered go there by themselves, where a `flight` is given: the next turn sends them again.
+        """
+        taken = b""
+        if flight is not None and flight.row.takes_out:
+            result, taken = await _taken(flight, result)
         if len(result) <= INLINE_RESULT_BYTES_MAX:
-            return inline_payload(result)
+            return taken + inline_payload(result)
         try:
             ref = await asyncio.to_thread(self._core.blobs.put, result)
         except BlobError as error:
             # What has happened must be recorded whatever the artifact store says.
             log.warning("a result of %d bytes stays in the journal: %s", len(result), error)
-            return inline_payload(result)
+            return taken + inline_payload(result)
         version = getattr(found, "version", None)
         read = b"" if version is None else b'"version":' + msgspec.json.encode(version) + b","
-        return b'"artifact":' + msgspec.json.encode(ref) + b',"result_bytes":%d,' % len(result) + read
+        return taken + b'"artifact":' + msgspec.json.encode(ref) + b',"result_bytes":%d,' % len(result) + read
 
     # -- failures -------------------------------------------------------------------------------------------------
 
@@ -263,6 +271,28 @@ class Outcomes:
             flight.noted(row)
         if flight.generation != thread.generation or thread.arrived is not None or row.outcome == "unknown":
             thread.recorded(flight.stored(row), flight.generation)
+
+
+async def _taken(flight: Flight, result: bytes) -> tuple[bytes, bytes]:
+    """A result with pointers in place of its binary parts, which are kept, and what its row says of that."""
+    parts: dict[str, Part] = {}
+    document = await asyncio.to_thread(lambda: take(msgspec.json.decode(result), parts))
+    try:
+        for name, part in parts.items():
+            artifact = kept_as(name, part)
+            await flight.env.artifacts.keep_page(part.data, artifact, flight.step)
+    except (CallFailed, JournalError) as error:
+        log.warning("parts of the result of %s stay in it: %s", flight.audit_id, error)
+        return result, b""
+    return (msgspec.json.encode(document), b'"taken":true,') if parts else (result, b"")
+
+
+def kept_as(name: str, part: Part) -> ArtifactFound:
+    """The artifact that keeps a part."""
+    size = len(part.data)
+    return ArtifactFound(
+        name=name, version=0, ref=Kept(name, size).ref, media_type=part.media_type, size_bytes=size
+    )
 
 
 def conflict_error(conflict: StateConflict) -> Conflict:

@@ -12,6 +12,7 @@ from ringfence.kernel.journal.blobs import BlobError, Blobs
 from ringfence.kernel.journal.types import Phase, Row, StoredRow
 from ringfence.syscalls import errors
 from ringfence.syscalls.errors import AuditChainBroken, Internal, Revoked, SyscallError
+from ringfence.syscalls.llm_parts import kept, put_back
 
 if TYPE_CHECKING:
     from ringfence.kernel.thread import Thread
@@ -49,6 +50,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class _Body(msgspec.Struct):
     result: msgspec.Raw = msgspec.Raw(b"null")
     artifact: str | None = None
+    taken: bool = False
     error: dict[str, Any] | None = None
     grants: list[str] = []
     reserved: dict[str, float] = {}
@@ -68,18 +70,28 @@ async def answer_from(row: StoredRow, blobs: Blobs, purged: frozenset[str]) -> A
         return Answer(step=row.step, failure=Revoked(withheld), replayed=True, pos=row.pos)
     if body.error is not None:
         return Answer(step=row.step, failure=error_from(body.error), replayed=True, pos=row.pos)
-    if body.artifact is not None:
+    if body.artifact is not None or body.taken:
         try:
-            return Answer(
-                step=row.step,
-                result=await asyncio.to_thread(blobs.get, body.artifact),
-                replayed=True,
-                pos=row.pos,
-            )
+            result = await asyncio.to_thread(_result, body, blobs)
+            return Answer(step=row.step, result=result, replayed=True, pos=row.pos)
         except BlobError as error:
             lost = f"the recorded result of step {row.step} can't be read: {error}; restore the artifact directory"
             return Answer(step=row.step, failure=AuditChainBroken(lost), replayed=True, pos=row.pos)
     return Answer(step=row.step, result=bytes(body.result), replayed=True, pos=row.pos)
+
+
+def _result(body: _Body, blobs: Blobs) -> bytes:
+    """The whole of a recorded result, from where its parts are kept.
+
+    Raises:
+        BlobError: one of them is gone, or its bytes have changed.
+    """
+    found = bytes(body.result) if body.artifact is None else blobs.get(body.artifact)
+    if not body.taken:
+        return found
+    document = msgspec.json.decode(found)
+    contents = {part.name: blobs.get(part.ref) for part in kept(document)}
+    return msgspec.json.encode(put_back(document, contents))
 
 
 _DECIDED = ("approval", "rules", "grants", "reason", "epoch", "policy_version")

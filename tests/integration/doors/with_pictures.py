@@ -99,10 +99,21 @@ def fetched() -> None:
     tried("responses", lambda: gpt.responses.create(model="gpt-4o", input=asked))
 
 
+def spoken() -> None:
+    """A reply with sound in it, whole and in parts, and the next turn with it."""
+    user: Any = [{"role": "user", "content": "say it"}]
+    said = gpt.chat.completions.create(model="gpt-4o", messages=user, max_tokens=20).choices[0].message
+    assert said.audio
+    say("spoken", [said.content, said.audio.id, said.audio.data == CODED])
+    user += [said.model_dump(exclude_none=True), {"role": "user", "content": "again"}]
+    chat = gpt.chat.completions.create(model="gpt-4o", messages=user, max_tokens=20)
+    say("and then", chat.choices[0].message.content)
+
+
 with agent.boot() as rf:
     for word in sys.stdin.read().split():
         if word == "wait":
             say("waits", 1)
             rf.messages.receive()
         else:
-            {"turns": turns, "pointed": pointed, "fetched": fetched}[word]()
+            {"turns": turns, "pointed": pointed, "fetched": fetched, "spoken": spoken}[word]()

@@ -50,6 +50,10 @@ def _unpacked(kind: str, data: str) -> tuple[str, bytes]:
     return kind, base64.b64decode(data)
 
 
+def _over(caller: threading.Thread | asyncio.Task[Any]) -> bool:
+    return not caller.is_alive() if isinstance(caller, threading.Thread) else caller.done()
+
+
 class RingfenceSaver(InMemorySaver):
     """Keeps what LangGraph gives it in the agent's checkpoint. Made by `saver`.
 
@@ -71,7 +75,7 @@ class RingfenceSaver(InMemorySaver):
         self._session = session
         self._history = history
         self._each_change = each_change
-        self._runs: dict[str, object] = {}
+        self._runs: dict[str, threading.Thread | asyncio.Task[Any]] = {}
         self._mutex = threading.RLock()
         self._lane = Lane(next_step=welcome.next_step, next_child=welcome.next_child)
         restored = Restored(welcome, FORMAT, None).restored
@@ -200,7 +204,7 @@ class RingfenceSaver(InMemorySaver):
 
     def _begins(self, thread: str) -> None:
         """A graph begins to run. What the same caller ran before has ended, for it waited for it."""
-        caller: object = threading.current_thread()
+        caller: threading.Thread | asyncio.Task[Any] = threading.current_thread()
         with suppress(RuntimeError):
             caller = asyncio.current_task() or caller
         with self._mutex:
@@ -209,7 +213,7 @@ class RingfenceSaver(InMemorySaver):
 
     def _others_run(self, thread: str) -> bool:
         """Whether graphs of other threads may be in the middle of a superstep: then nothing is saved, and a restart does more again."""
-        return any(other != thread for other in self._runs)
+        return any(other != thread and not _over(caller) for other, caller in self._runs.items())
 
     def _save(self) -> None:
         operation = operations.checkpoint_save(self.dump(), FORMAT, self._lane.next_child)

@@ -52,7 +52,10 @@ fsync = on
 synchronous_commit = on
 full_page_writes = on
 data_sync_retry = off
-max_wal_size = 1GB
+# A new file of the log, 16 MiB of zeros, is made by whoever needs it, and all that commit wait for it, tens of milliseconds. A checkpoint
+# hands on the files that it makes free: the first comes early, and none of them is removed again.
+max_wal_size = 512MB
+min_wal_size = 512MB
 wal_level = replica
 # A query of a kernel that died ends.
 client_connection_check_interval = 1s

@@ -19,6 +19,7 @@ from support.repairs import (
     commits,
     held,
     kernel_of,
+    kill_parent,
     killed_before_its_report,
     manifest,
     repository,
@@ -81,12 +82,12 @@ def test_it_mends_a_repository_whoever_is_killed(scene: Scene, host: Talker, tmp
     host.script(TRY, LOOK, MEND, COMMIT, replace(DONE, hold=True))
     agent = scene.operator.submit(manifest(EXAMPLE, "mends", rule=MAY_WAIT), repository(EXAMPLE, tmp_path))
     before = tree(scene.live(agent))
-    # The agent alone dies, while its commit is made and its shell has not ended, and once more while its model thinks.
+    # The agent alone dies, while its commit is made and its shell has not ended; and its sandbox's parent, while its model thinks.
     killed_before_its_report(scene, agent)
     held(host)
     assert commits(scene.live(agent)) == ["Add, not subtract", "Begin"]
     assert host.twice() == []
-    scene.kill_program(agent)
+    kill_parent(scene, agent)
     scene.kernel.kill()
     host.go.set()
     scene.kernel.start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -128,3 +129,13 @@ def killed_before_its_report(scene: Scene, agent: str) -> None:
     assert commits(scene.live(agent)) == ["Add, not subtract", "Begin"]
     scene.kill_program(agent)
     scene.operator.ask("Send", agent=agent, text="go on")
+
+
+def kill_parent(scene: Scene, agent: str) -> None:
+    """Kills the process that made the agent's sandbox and waits for it, and with that the sandbox."""
+    pid = scene.show(agent)["pid"]
+    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    assert scene.kernel.process is not None
+    assert parent not in (1, scene.kernel.process.pid)
+    os.kill(parent, signal.SIGKILL)
+    eventually(lambda: scene.show(agent)["pid"] != pid, f"the sandbox of {agent} lives on")

@@ -128,6 +128,20 @@ async def test_those_that_wake_together_are_told_before_once_and_are_due_all_the
     assert ahead.told == keys[: len(ahead.told)]
 
 
+async def test_all_of_a_storm_have_begun_before_its_time(clocks: Clocks) -> None:
+    ahead = Ahead(clocks)
+    keys = {AgentKey(n) for n in range(1, STORM * 12)}
+    moment = T0 + timedelta(seconds=30)
+    for key in keys:
+        clocks.timers.set("wake", key, moment)
+    # As whoever looks at the clock does, up to the last look before the moment.
+    while clocks.now + timedelta(seconds=(wait_s := clocks.timers.look())) < moment:
+        assert await clocks.passes(wait_s) == []
+        for _ in keys:
+            await asyncio.sleep(0)
+    assert set(ahead.told) == keys
+
+
 async def test_those_that_come_one_after_the_other_are_woken_when_it_is_time(clocks: Clocks) -> None:
     ahead = Ahead(clocks)
     for key in range(1, 10 * STORM):

@@ -28,6 +28,8 @@ STORM: Final = 8
 """From so many wakes on that stand in each other's way they are begun before their time: one alone takes no longer than a start does."""
 START_S: Final = 0.05
 """What a start is taken to need where they come one after the other."""
+READY_S: Final = 1.0
+"""How long before the time the last of a storm has begun: it is looked for one now and then only, and a start takes its time."""
 AHEAD_S: Final = 10.0
 """Nobody is woken earlier than this before its time."""
 STORM_MOST: Final = 512
@@ -204,9 +206,16 @@ def _crowded(soon: list[tuple[datetime, AgentKey]]) -> list[tuple[datetime, date
     latest = datetime.max.replace(tzinfo=UTC)
     for at, key in sorted(soon, reverse=True):
         if at <= latest:  # it is through before the next one begins
-            found += crowd if len(crowd) >= STORM else []
+            found += _storm(crowd)
             crowd, latest = [], at
         latest -= timedelta(seconds=START_S)
         crowd.append((latest, at, key))
-    found += crowd if len(crowd) >= STORM else []
+    found += _storm(crowd)
     return found[::-1]
+
+
+def _storm(crowd: list[tuple[datetime, datetime, AgentKey]]) -> list[tuple[datetime, datetime, AgentKey]]:
+    """The same, each begun so much earlier that the last of them is there in time; none where they are few."""
+    if len(crowd) < STORM:
+        return []
+    return [(latest - timedelta(seconds=READY_S), at, key) for latest, at, key in crowd]

@@ -26,7 +26,7 @@ from ringfence.kernel.descriptors import Descriptors
 from ringfence.kernel.dispatch import Dispatcher
 from ringfence.kernel.operations import submit
 from ringfence.kernel.operations.kernel import Kernel
-from ringfence.kernel.server.agent_door import AgentDoor
+from ringfence.kernel.server.agent_door import AgentDoor, by_path
 from ringfence.kernel.thread import Thread
 from ringfence.v1 import operator_pb2 as pb
 
@@ -68,7 +68,7 @@ class Doors:
         token = thread.new_token()
         door = AgentDoor(thread, Dispatcher(self._kernel.core), _never, self._descriptors)
         directory = self._kernel.layout.socket_dir(thread.key)
-        await door.open(directory, dict(self._kernel.core.table), None)
+        await door.open(directory, by_path(self._kernel.core.table), None)
         thread.state = "running"
         socket = str(directory / "syscall.sock")
         self.targets.append({"socket": socket, "token": token, "chain": str(thread.key)})

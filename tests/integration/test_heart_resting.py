@@ -11,7 +11,7 @@ import pytest
 from ringfence.kernel.operations import rights
 from ringfence.kernel.operations.kernel import agent_row
 from ringfence.kernel.resting import fold
-from ringfence.kernel.thread import Thread
+from ringfence.kernel.thread import LIVELY, Thread
 from ringfence.syscalls.errors import Denied
 from support.heart import Heart, heart_on
 from support.scenes import short_directory
@@ -73,6 +73,46 @@ async def test_a_sleeper_keeps_neither_calls_nor_rights_and_goes_on_where_it_was
     assert (step, dict(thread.budgets.spent)) == (2, spent)
     assert wait.until_us is not None
     assert abs(wait.until_us / 1e6 - at.timestamp()) < 1
+
+
+def kept(thread: Thread) -> set[str]:
+    """Parts that a thread has at hand, without a look that would make one."""
+
+    def there(name: str) -> bool:
+        try:
+            Thread.__dict__[name].__get__(thread)
+        except AttributeError:
+            return False
+        return True
+
+    return {name for name in LIVELY if there(name)}
+
+
+async def test_a_sleeper_keeps_of_its_parts_only_what_something_is_in(heart: Heart) -> None:
+    thread = await sleeper(heart)
+    assert "unsettled" in kept(thread)
+    assert not {"replay", "facts", "flights", "by_lane", "waits"} & kept(thread)
+    assert thread.replay.bare
+    assert thread.facts.plain
+    assert thread.unsettled == {("0", 1)}
+    with pytest.raises(AttributeError):
+        _ = getattr(thread, "replays")  # noqa: B009 - no part of that name
+    await starts_again(heart, thread)
+    assert not thread.replay.bare
+
+
+async def test_what_comes_for_a_sleeper_stays_when_it_is_folded_again(heart: Heart) -> None:
+    thread = await sleeper(heart)
+    thread.consumed_effects.add("e-1")
+    assert thread.environment is not None
+    token = thread.new_token()
+    assert thread.folded is None
+    assert thread.token_matches(token)
+    fold(thread)
+    assert thread.folded is not None
+    assert kept(thread) >= {"consumed_effects", "unsettled"}
+    assert thread.consumed_effects == {"e-1"}
+    assert not thread.token_matches(token)
 
 
 async def test_the_clock_is_set_and_the_wait_is_as_long(heart: Heart) -> None:

@@ -21,6 +21,7 @@ from ringfence.policy.units import Rate
 from ringfence.syscalls.errors import BudgetExhausted, QuotaExceeded
 
 AMOUNTS = ("tokens", "usd", "bytes")
+NO_LIMITS = Limits()
 """Totals of which a call takes an amount that is known only afterwards; the others count calls."""
 
 _ROUNDING = 1e-9
@@ -107,7 +108,7 @@ def limits_of(records: Iterable[Set]) -> Limits:
             totals[record.name] = record.amount
         else:
             rates[record.name] = Rate(count=int(record.amount), per_s=record.period_s)
-    return Limits(rate=rates, total=totals)
+    return Limits(rate=rates, total=totals) if rates or totals else NO_LIMITS
 
 
 class Budgets:
@@ -130,13 +131,13 @@ class Budgets:
         self._clock = clock
         self._manifest = limits
         self._spent = {"calls": 0.0, "destructive": 0.0, **dict.fromkeys(AMOUNTS, 0.0), **spent}
-        self._held = {**dict.fromkeys(AMOUNTS, 0.0), **(held or {})}
+        self._held = {name: amount for name, amount in (held or {}).items() if amount}
         self._totals: dict[str, tuple[float, str]] = {}
         self._buckets: list[Bucket] = []
         self._by_action: dict[str, tuple[Bucket, ...]] = {}
         self.context_max_tokens: int | None = None
         self.metered = False  # whether bytes are counted: without a limit of them nobody measures a call
-        self.overrides = overrides or Limits()
+        self.overrides = overrides or NO_LIMITS
         self._relimited: asyncio.Event | None = None  # there when somebody waits for it: few ever do
         self._freed: asyncio.Event | None = None
         self.relimit(ceilings, self.overrides)
@@ -150,7 +151,7 @@ class Budgets:
             ceilings: the operator's, for all agents.
             overrides: the operator's, for this agent; they stand in place of the manifest's.
         """
-        above, self.overrides = ceilings or Limits(), overrides
+        above, self.overrides = ceilings or NO_LIMITS, overrides
         self._totals = {name: (value, "manifest") for name, value in self._manifest.total.items()}
         self._totals |= {name: (value, "operator") for name, value in overrides.total.items()}
         for name, value in above.total.items():

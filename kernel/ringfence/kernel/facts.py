@@ -92,6 +92,11 @@ class Facts:
         self.paths: set[str] = set(paths)
         self.plain = taint is None and not self.paths
 
+    @property
+    def bare(self) -> bool:
+        """Whether they are as those of a thread that has just begun."""
+        return self.plain
+
     def take(self, step: int, marks: Marks) -> None:
         """Take over what a row says."""
         if marks.untaints:

@@ -31,7 +31,7 @@ from ringfence.kernel.resources import Resources
 from ringfence.kernel.resting import belong
 from ringfence.kernel.rights import Rights
 from ringfence.kernel.shelves import AgentArtifacts, AgentMemory
-from ringfence.kernel.thread import Thread
+from ringfence.kernel.thread import NO_GRANTS, Thread
 from ringfence.policy.keeping import PointsKept
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.manifest_types import Manifest, SandboxSpec
@@ -200,7 +200,7 @@ class Ownership:
         effects = Effects()
         async for row in store.effect_outcomes(thread.key):
             effects.add(row)
-        purged = frozenset(await store.purged_grants(thread.key))
+        purged = frozenset(await store.purged_grants(thread.key)) or NO_GRANTS
         facts = await self._facts(thread)
         # INVARIANT: from here to the end nothing suspends, so no call ends between what was read and what is taken over.
         for row in arrived:
@@ -433,10 +433,15 @@ class Ownership:
 
 
 @functools.lru_cache(maxsize=512)
-def _parsed(text: str, source: str) -> Manifest:
+def manifest_of(text: str, source: str) -> Manifest:
+    """Read a manifest, of a fleet that has the same only once: the parser leaves several kilobytes of cycles each time.
+
+    Raises:
+        ManifestError: as `parse_manifest`.
+    """
     return parse_manifest(text, source)
 
 
 def parsed(record: AgentRecord) -> Manifest:
     """The manifest of an agent, read once."""
-    return _parsed(record.manifest, record.source)
+    return manifest_of(record.manifest, record.source)

@@ -80,6 +80,11 @@ class Places:
         self._lanes: dict[str, _Lane] = {}
         self._odd: dict[Place, Held] = {}
 
+    @property
+    def bare(self) -> bool:
+        """Whether nothing was ever known of a place."""
+        return not self._lanes and not self._odd
+
     def get(self, place: Place) -> Held | None:
         """What is known of a place."""
         name, at = place

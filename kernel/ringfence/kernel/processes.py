@@ -18,6 +18,7 @@ from ringfence.kernel.config import Layout
 from ringfence.kernel.core import Core
 from ringfence.kernel.descriptors import Descriptors, NoDescriptors
 from ringfence.kernel.dispatch import Dispatcher
+from ringfence.kernel.journal.copyrows import forget_words
 from ringfence.kernel.journal.types import AgentKey, Unavailable
 from ringfence.kernel.launch import (
     confined_by,
@@ -38,8 +39,9 @@ from ringfence.kernel.recovery import close_let_go, settle_again
 from ringfence.kernel.releases import begin_releases
 from ringfence.kernel.retries import Retry
 from ringfence.kernel.revocation import cancel
-from ringfence.kernel.server.agent_door import AgentDoor
+from ringfence.kernel.server.agent_door import AgentDoor, by_path
 from ringfence.kernel.thread import FINAL_STATES, Thread
+from ringfence.kernel.tuning import Rests
 from ringfence.kernel.turns import Turns
 from ringfence.kernel.waits import show
 from ringfence.sandbox.types import Exit, ExitReason, SandboxError, SandboxLostError
@@ -75,6 +77,7 @@ class Processes:
         self._ownership = ownership
         self._dispatcher = dispatcher
         self._descriptors = Descriptors()
+        self._rows = by_path(core.table)
         self._running: dict[AgentKey, _Running] = {}
         self._logs: WeakValueDictionary[tuple[AgentKey, str], LogPump] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -83,6 +86,7 @@ class Processes:
         self.boundaries = Boundaries(core, self, dispatcher, self._spawn)
         core.boundary = self.boundaries.before
         self.linger = Linger(core, self, self._spawn)
+        self._rests = Rests(forget_words)
         self.on_end: RunEnd | None = None  # set by who begins the runs of scheduled agents
         core.on_rest, core.wake = self.linger.rests, self.wake
         core.mailboxes.arrived, core.mailboxes.sleeping = self.linger.message_came, self.linger.adopted
@@ -205,7 +209,7 @@ class Processes:
 
     async def _open(self, door: AgentDoor, directory: Path, thread: Thread) -> None:
         try:
-            await door.open(directory, dict(self._core.table), thread.environment.uid)
+            await door.open(directory, self._rows, thread.environment.uid)
         except NoDescriptors as error:
             await self._fail(thread, SandboxError(str(error)))
 
@@ -247,6 +251,7 @@ class Processes:
         thread.program = None
         self._running.pop(thread.key, None)
         self.turns.ended(thread)
+        self._rests.one_more()
         if running.ending or self._core.stopping:
             return
         # An agent's death cancels nothing: its calls finish and are recorded before it is judged or started again.

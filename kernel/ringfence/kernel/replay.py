@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ringfence.kernel.journal.deltas import Base
@@ -104,7 +105,7 @@ class Lineage:
             parts.append((at, limit))
             record = by_id[at]
             if record.parent is None:
-                return cls(branch=branch, parts=tuple(parts))
+                return cls(branch=branch, parts=tuple(parts)) if parts[1:] else _alone(branch)
             limit = min(limit, record.cut_step)
             at = record.parent
 
@@ -116,6 +117,12 @@ class Lineage:
     def holds(self, branch: int, step: int) -> bool:
         """Whether a row of `branch` at `step` belongs to this lineage."""
         return any(branch == b and step <= limit for b, limit in self.parts)
+
+
+@lru_cache(maxsize=64)
+def _alone(branch: int) -> Lineage:
+    """The lineage of a branch without a parent: most agents have the same."""
+    return Lineage(branch=branch, parts=((branch, NO_CUT),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +272,12 @@ class Replay:
                 lanes.add(lane)
                 found.append(held.pos)
         return sorted(found) if len(lanes) > 1 else []
+
+    @property
+    def bare(self) -> bool:
+        """Whether it is as one that has just begun; rows that were read can be read again."""
+        found = self.last or self.unfinished or self.taken_back or self.asks_anew
+        return not found and self.outcomes.bare and self.checkpoint is None and self.saved is None
 
     @property
     def first_step(self) -> int:

@@ -8,7 +8,7 @@ import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ringfence.kernel.facts import Facts
 from ringfence.kernel.journal.types import AgentKey, AgentRecord, ScheduleRecord, StoredRow
@@ -32,6 +32,14 @@ if TYPE_CHECKING:
 
 FINAL_STATES = frozenset({"done", "failed", "killed"})
 NOTHING_MOVED: Mapping[int, int] = MappingProxyType({})
+NO_GRANTS: frozenset[str] = frozenset()
+LIVELY: Final[Mapping[str, Callable[[], Any]]] = {
+    "replay": Replay,
+    "facts": Facts,
+    **dict.fromkeys(("flights", "by_lane", "waits", "lanes", "effects"), dict),
+    **dict.fromkeys(("consumed_effects", "unsettled"), set),
+}
+"""Parts of a thread that are let go while it rests and nothing is in them, and how they begin when somebody asks for one."""
 
 
 class Listeners:
@@ -202,7 +210,7 @@ class Thread(Course):
         self._resolved: asyncio.Condition | None = None  # there when somebody has waited for it: few ever do
         self._changed: asyncio.Condition | None = None
         self.storing = asyncio.Lock()
-        self.purged: frozenset[str] = frozenset()
+        self.purged = NO_GRANTS
         # Places whose call began its effect and could not be recorded: settled before they are asked for again.
         self.settling = asyncio.Lock()
         self.unsettled: set[tuple[str, int]] = set()
@@ -318,6 +326,22 @@ class Thread(Course):
     def fold(self, folded: Folded) -> None:
         """Keep what rights and environment are made from in their place."""
         self.folded, self._rights, self._environment, self._history = folded, None, None, None
+        self._token_hash = b""  # there is no process that could show it
+        for name in LIVELY:
+            part = getattr(self, name)
+            if part.bare if isinstance(part, Replay | Facts) else not part:
+                delattr(self, name)
+
+    if not TYPE_CHECKING:  # it would take every misspelt name for a part
+
+        def __getattr__(self, name: str) -> Any:
+            """Begin a part anew that was let go."""
+            make = LIVELY.get(name)
+            if make is None:
+                raise AttributeError(name)
+            part = make()
+            setattr(self, name, part)
+            return part
 
     def unfold(self) -> None:
         """Make rights and environment again; nothing where they are there."""

@@ -29,7 +29,6 @@ class WorkspaceReader:
     """
 
     def __init__(self, root: Path, *, uid: int | None = None) -> None:
-        self.root = root
         try:
             self.tree = Tree(root, uid=uid)
         except OSError as error:
@@ -41,6 +40,11 @@ class WorkspaceReader:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    @property
+    def root(self) -> Path:
+        """Its directory on this host."""
+        return self.tree.root
 
     def close(self) -> None:
         """Give the descriptors back; nothing else works afterwards."""

@@ -37,7 +37,7 @@ class Tree:
     """
 
     def __init__(self, root: Path, *, uid: int | None = None) -> None:
-        self.root = root
+        self._root = os.fspath(root)
         self.uid = uid
         self.rights = AgentRights(uid)
         self._temporary_fd = -1
@@ -55,6 +55,11 @@ class Tree:
 
     def __del__(self) -> None:
         self.close()
+
+    @property
+    def root(self) -> Path:
+        """Its directory on this host."""
+        return Path(self._root)
 
     def gone(self) -> bool:
         """Whether the directory was removed, moved away or replaced since it was opened."""

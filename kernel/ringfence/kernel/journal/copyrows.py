@@ -145,6 +145,12 @@ def _names(lane: str, action: str, resource: str, effect: str, verdict: str, out
     return b"".join(one for one, _ in parts), b"".join(one for _, one in parts)
 
 
+def forget_words() -> None:
+    """Let what recurred until now go; it is packed once more where it comes again."""
+    for kept in (_place, _resource, _names):
+        kept.cache_clear()
+
+
 def _words(row: Row) -> Packed:
     lane, action, resource = row.lane, row.action, row.resource
     short = len(lane) <= WORD_LENGTH_MAX and len(action) <= WORD_LENGTH_MAX

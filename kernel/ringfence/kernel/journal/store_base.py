@@ -41,7 +41,8 @@ def stored_row(**values: Any) -> StoredRow:
 def agent_record(**values: Any) -> AgentRecord:
     """Make an agent's record from its columns."""
     values["key"] = AgentKey(values["key"])
-    values["manifest"] = sys.intern(values["manifest"])  # a fleet has few of them
+    for recurring in ("manifest", "source", "state"):  # a fleet has few of them
+        values[recurring] = sys.intern(values[recurring])
     values["owner"] = None if values["owner"] is None else KernelKey(values["owner"])
     return AgentRecord(**values)
 

@@ -20,10 +20,10 @@ from ringfence.kernel.journal.types import AgentRecord, JournalError
 from ringfence.kernel.moments import short_time
 from ringfence.kernel.mounts import MountRefused
 from ringfence.kernel.operations.kernel import Kernel, manifest_version
+from ringfence.kernel.ownership import manifest_of
 from ringfence.kernel.problems import Problem, bad_usage, conflict
 from ringfence.kernel.rights import effective_rules
 from ringfence.policy.engine import AgentPolicy
-from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.manifest_types import Manifest
 from ringfence.policy.problems import ManifestError
 from ringfence.policy.schedule import next_fire
@@ -199,7 +199,7 @@ def check_manifest(kernel: Kernel, text: str, source: str) -> Manifest:
             f"the manifest is longer than {MANIFEST_BYTES_MAX} bytes; make it shorter", "BadManifest"
         )
     try:
-        manifest = parse_manifest(text, source)
+        manifest = manifest_of(text, source)
     except ManifestError as error:
         raise bad_usage(str(error), "BadManifest") from error
     unsupported = manifest.unsupported()

@@ -44,6 +44,11 @@ _NO_DESCRIPTOR_S = 0.1
 _ENDED = "the agent's program has ended, or its kernel stops"
 
 
+def by_path(table: Mapping[str, Row]) -> Mapping[str, Row]:
+    """The methods of a table as their callers name them: made once for all doors."""
+    return {f"/{SERVICE}/{row.method}": row for row in table.values()}
+
+
 class AgentDoor:
     """Serves one agent while one program of it lives.
 
@@ -64,7 +69,7 @@ class AgentDoor:
         self._holds = False
         self._taken = 0
         self._connections: set[Connection] = set()
-        self._rows: dict[str, Row] = {}
+        self._rows: Mapping[str, Row] = {}
         self._directory = Path()
         self._socket: socket.socket | None = None
         self._inode = (0, 0)
@@ -76,8 +81,8 @@ class AgentDoor:
         """Of all its connections together."""
         return self._desk.bounds
 
-    async def open(self, directory: Path, table: dict[str, Row], uid: int | None) -> None:
-        """Listen on `syscall.sock` in `directory`, readable to the agent alone.
+    async def open(self, directory: Path, rows: Mapping[str, Row], uid: int | None) -> None:
+        """Listen on `syscall.sock` in `directory`, readable to the agent alone; `rows` as `by_path` makes them.
 
         Raises:
             NoDescriptors: the kernel can't serve one more agent.
@@ -86,7 +91,7 @@ class AgentDoor:
         self._directory = directory
         self._descriptors.take()
         self._holds = True
-        self._rows = {f"/{SERVICE}/{row.method}": row for row in table.values()}
+        self._rows = rows
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self._socket.bind(str(path))
         self._inode = _inode(path)

@@ -85,8 +85,9 @@ class Supervisor:
         os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
-        """Let go of what orders come by."""
+        """Let go of what orders come by, and of what leads back to this object."""
         os.close(self._bell)
+        self._handlers.clear()
 
     def run(self) -> dict[str, Any]:
         """Make and watch the sandbox; returns the last event, when nothing of it is left."""

@@ -237,7 +237,7 @@ asyncio.run(main())
 def test_a_program_that_dies_while_it_waits_goes_on_with_its_task(world: World) -> None:
     before = len(world.oracle.heard("wait"))
     agent = world.scene.submit(PROGRAM, allow=ALL, more="restart: {policy: on-failure, max: 3}")
-    eventually(lambda: world.scene.show(agent)["state"] == "waiting", "it does not wait")
+    eventually(lambda: world.scene.show(agent)["state"] == "sleeping", "it does not wait")
     assert "of oracle" in world.scene.show(agent)["waiting_for"]
     world.scene.kill_program(agent)
     (world.oracle.place / "go").touch()
@@ -389,3 +389,22 @@ async def test_a_client_is_told_of_its_task_where_the_operator_allows_it_and_ove
     assert {
         (one["headers"]["x-a2a-notification-token"], one["headers"]["authorization"]) for one in said
     } == {("t0ken", "Bearer c")}
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_one_that_waits_for_a_task_needs_no_process(world: World, dies: bool) -> None:
+    before = len(world.oracle.heard("wait"))
+    agent = world.scene.submit(PROGRAM, allow=ALL, more="approvals: {linger: 1s}")
+    eventually(lambda: world.scene.show(agent)["process"] == "none", "its process goes on")
+    shown = world.scene.show(agent)
+    assert (shown["state"], shown["waiting_for"].endswith("of oracle")) == ("sleeping", True)
+    if dies:
+        world.scene.kernel.kill()
+        world.scene.kernel.start()
+    (world.oracle.place / "go").touch()
+    world.scene.await_end(agent)
+    (world.oracle.place / "go").unlink()
+    assert world.scene.output(agent).splitlines() == ["completed wait for me"]
+    assert len(world.oracle.heard("wait")) == before + 1
+    (got,) = [step for step in world.scene.operator.steps(agent) if step["action"] == "a2a.get"]
+    assert (got["outcome"], got["attempts"]) == ("ok", 1 + dies)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -13,7 +14,7 @@ from ringfence.policy.lint import lint_manifest
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.problems import ManifestError
 from ringfence.policy.serving import may_push
-from ringfence.syscalls import a2a_client
+from ringfence.syscalls import a2a_client, a2a_get
 from ringfence.syscalls.declared import A2aResource
 from ringfence.syscalls.mcp_common import Lost, Refused, Sent
 from ringfence.syscalls.words import shown
@@ -186,6 +187,25 @@ def test_an_error_of_the_door_repeats_no_long_text() -> None:
     for body in ({"result": {"error": long}}, {"error": "short"}, [long, "error"]):
         raw = json.dumps(body).encode()
         assert bounded(raw) == raw
+
+
+async def test_a_wait_ends_when_it_was_said_to_whoever_goes_on_with_it() -> None:
+    arguments = a2a_get.Arguments(peer="oracle", task="t", wait_ms=60_000)
+    kept: list[bytes] = []
+
+    async def record(progress: bytes) -> None:
+        kept.append(progress)
+
+    def call(progress: bytes | None) -> Any:
+        return SimpleNamespace(progress=progress, record=record)
+
+    until_us = await a2a_get.until_us(call(None), arguments)
+    assert await a2a_get.until_us(call(kept[0]), arguments) == until_us
+    past = b'{"until_us":5}'
+    assert (await a2a_get.until_us(call(past), arguments), len(kept)) == (5, 1)
+    # A clock that was put back makes it no longer than it was to be.
+    far = json.dumps({"until_us": until_us * 2}).encode()
+    assert await a2a_get.until_us(call(far), arguments) < until_us + 3_600_000_000
 
 
 async def _nothing() -> None:

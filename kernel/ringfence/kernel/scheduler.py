@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 RETRY_S: Final = 2.0
 PAUSED: Final = "schedule, which is paused"
 NEVER: Final = "schedule, which fires no more"
+ASKS: Final = "a2a.get"
+"""The call that goes on asking while its agent sleeps."""
 AT_ONCE: Final = datetime.min.replace(tzinfo=UTC)
 REPLACED: Final = "replaced"
 AHEAD_S: Final = 60.0
@@ -78,6 +80,8 @@ class Scheduler:
             at = thread.record.wake_at
             if at is not None and self._began_ahead(thread):
                 at = AT_ONCE  # it asks anew, and waits for no longer than it said
+            if any(call.intent.action == ASKS for call in thread.replay.unfinished.values()):
+                at = AT_ONCE  # nobody asks after its task elsewhere until its program does
             self.timers.set("wake", thread.key, at)
         self._arm(thread)
 

@@ -1,7 +1,7 @@
 """What an agent waits for, and what that makes of its state.
 
 A call that waits says so (`Flight.waiting`). When every call in flight waits, and no other lane of the program works, the
-agent is shown as `parked` (for a person), `sleeping` (for time or a message) or `waiting` (for a rate).
+agent is shown as `parked` (for a person), `sleeping` (for time, a message or a task elsewhere) or `waiting` (for a rate).
 
 INVARIANT: a state that somebody else set, as `paused`, `killed` or `unknown`, is never overwritten here.
 """
@@ -25,6 +25,7 @@ STATE_OF: Final[dict[WaitKind, str]] = {
     "budget": "parked",
     "timer": "sleeping",
     "message": "sleeping",
+    "task": "sleeping",
     "rate": "waiting",
     "credential": "waiting",
 }

@@ -57,19 +57,30 @@ async def run(call: Call, arguments: Arguments) -> Result:
     card = await call.env.cards.taken(peer)
     if not arguments.wait_ms:
         return await _ask(call, card.taken, arguments.task)
-    until_us = time.time_ns() // 1000 + arguments.wait_ms * 1000
-    # Said to be waiting, it stands in nobody's way: who pauses, stops or kills does not wait for it.
-    async with call.waiting("rate", f"the task {arguments.task} of {peer}", until_us):
-        return await _wait(call, card.taken, arguments)
+    ends_us = await until_us(call, arguments)
+    # Said to be waiting, it stands in nobody's way: who pauses, stops or kills does not wait for it, and its program need not live.
+    async with call.waiting("task", f"the task {arguments.task} of {peer}", ends_us):
+        return await _wait(call, card.taken, arguments.task, ends_us)
 
 
-async def _wait(call: Call, card: bytes, arguments: Arguments) -> Result:
-    ends = time.monotonic() + arguments.wait_ms / 1000
+async def until_us(call: Call, arguments: Arguments) -> int:
+    """When the wait ends, wall clock in microseconds since the epoch: the same for who goes on with it after a crash."""
+    now_us = time.time_ns() // 1000
+    if call.progress is None:
+        ends_us = now_us + arguments.wait_ms * 1000
+        await call.record(msgspec.json.encode({"until_us": ends_us}))
+        return ends_us
+    # A clock that was put back meanwhile makes it no longer than it was.
+    return min(msgspec.json.decode(call.progress)["until_us"], now_us + arguments.wait_ms * 1000)
+
+
+async def _wait(call: Call, card: bytes, task: str, ends_us: int) -> Result:
+    ends = time.monotonic() + max(0, ends_us - time.time_ns() // 1000) / 1_000_000
     pause = _FIRST_S
     while True:
         left = ends - time.monotonic()
         try:
-            found = await _ask(call, card, arguments.task)
+            found = await _ask(call, card, task)
         except CallFailed as error:
             # It only reads: while there is time, one that is away is asked again.
             if left <= 0 or error.metadata.get("sent") not in _AGAIN:

@@ -201,7 +201,7 @@ class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
     answer: str = ""
 
 
-WaitKind: TypeAlias = Literal["timer", "message", "approval", "budget", "rate", "credential"]
+WaitKind: TypeAlias = Literal["timer", "message", "approval", "budget", "rate", "credential", "task"]
 """What a call may wait for."""
 
 

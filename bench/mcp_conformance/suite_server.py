@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import mcp_types as types
+import suite_asks
 from mcp.server.lowlevel.server import Server
 from mcp.shared.exceptions import MCPError
 
@@ -68,18 +69,22 @@ CONTENT: dict[str, list[Any]] = {
     "test_multiple_content_types": [types.TextContent(text="Multiple content types test:"), IMAGE, MIXED],
     "test_error_handling": [types.TextContent(text="This tool intentionally returns an error for testing")],
     "test_custom_headers": [types.TextContent(text="ok")],
+    "test_logging_tool": [types.TextContent(text="ok")],
     "json_schema_2020_12_tool": [types.TextContent(text="ok")],
 }
 
 
 async def tools(_: Any, __: Any) -> types.ListToolsResult:
     listed = [
-        types.Tool(name=name, description=name, input_schema=SCHEMAS.get(name, NOTHING)) for name in CONTENT
+        types.Tool(name=name, description=name, input_schema=SCHEMAS.get(name, NOTHING))
+        for name in (*CONTENT, *suite_asks.TOOLS)
     ]
     return types.ListToolsResult(tools=listed)
 
 
-async def call(_: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+async def call(context: Any, params: types.CallToolRequestParams) -> Any:
+    if params.name in suite_asks.TOOLS:
+        return suite_asks.call(context, params)
     return types.CallToolResult(content=CONTENT[params.name], is_error=params.name == "test_error_handling")
 
 
@@ -129,7 +134,9 @@ def wants(*names: str) -> list[types.PromptArgument]:
     return [types.PromptArgument(name=name, required=True) for name in names]
 
 
+ASKING = "test_input_required_result_prompt"
 PROMPTS = {
+    ASKING: [],
     "test_simple_prompt": [],
     "test_prompt_with_arguments": wants("arg1", "arg2"),
     "test_prompt_with_embedded_resource": wants("resourceUri"),
@@ -144,7 +151,9 @@ async def prompts(_: Any, __: Any) -> types.ListPromptsResult:
     return types.ListPromptsResult(prompts=listed)
 
 
-async def prompt(_: Any, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+async def prompt(_: Any, params: types.GetPromptRequestParams) -> Any:
+    if params.name == ASKING:
+        return suite_asks.prompt(params)
     given = params.arguments or {}
     if params.name == "test_prompt_with_arguments":
         text = f"Prompt with arguments: arg1='{given['arg1']}', arg2='{given['arg2']}'"

@@ -145,6 +145,18 @@ async def prompts(mode: str) -> None:
                 say(name, error.error.model_dump())
 
 
+async def sell(mode: str, action: str) -> None:
+    """Calls a tool of a declared server that asks its user."""
+
+    async def asked(_: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        say("question", params.message)
+        return types.ElicitResult(action=action, content={"sure": True} if action == "accept" else None)
+
+    async with server() as there, Client(there, mode=mode, elicitation_callback=asked) as client:
+        say("sold", plain(await client.call_tool("mcp_shop_confirm", {"item": "vase"})))
+        say("lured", plain(await client.call_tool("mcp_shop_lure", {})))
+
+
 async def once(mode: str) -> None:
     """Makes a call, and lives on until it is killed."""
     async with server() as there, Client(there, mode=mode) as client:
@@ -165,5 +177,13 @@ async def elicit(mode: str, action: str) -> None:
         say("result", plain(found))
 
 
-WAYS = {"walk": walk, "lent": lent, "reads": reads, "prompts": prompts, "once": once, "elicit": elicit}
+WAYS = {
+    "walk": walk,
+    "lent": lent,
+    "reads": reads,
+    "prompts": prompts,
+    "sell": sell,
+    "once": once,
+    "elicit": elicit,
+}
 asyncio.run(WAYS[sys.argv[1]](*(word for word in sys.argv[2:] if word not in ("stdio", "http"))))

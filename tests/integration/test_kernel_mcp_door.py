@@ -237,6 +237,24 @@ def test_prompts_of_declared_servers_are_got_as_rules_say(scene: Scene, mode: st
     scene.operator.ask("Kill", agent=agent)
 
 
+@pytest.mark.parametrize("way", ["stdio", "http"])
+@pytest.mark.parametrize(("mode", "action"), [("legacy", "accept"), ("auto", "accept"), ("auto", "decline")])
+def test_what_a_declared_server_asks_comes_to_the_clients_user_in_its_name(
+    scene: Scene, mode: str, action: str, way: str
+) -> None:
+    more = "sandbox: {doors: [mcp]}" if way == "http" else ""
+    words = ["python", "client.py", "sell", mode, action, way]
+    text = manifest_of(scene.name("client"), words, allow=['mcp.shop.*: "*"'], more=more)
+    agent = scene.operator.submit(text, FILES)
+    assert said(scene, agent, "question") == "The MCP server `shop` asks: Sell the vase?"
+    assert said(scene, agent, "sold")["content"][0]["text"] == f"vase: {action}"
+    lured = said(scene, agent, "lured")
+    assert (lured["isError"], "open a page" in lured["content"][0]["text"]) == (True, True)
+    scene.await_end(agent)
+    made = [(step["action"], step["outcome"]) for step in scene.operator.steps(agent)]
+    assert made.count(("mcp.call", "ok")) == 2
+
+
 def test_a_program_that_is_started_again_finds_its_answers(scene: Scene) -> None:
     text = manifest_of(
         scene.name("client"),

@@ -3563,13 +3563,26 @@ class McpCallRequest(_message.Message):
     SERVER_FIELD_NUMBER: _builtins.int
     TOOL_FIELD_NUMBER: _builtins.int
     ARGUMENTS_FIELD_NUMBER: _builtins.int
+    CAN_FIELD_NUMBER: _builtins.int
+    RESPONSES_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     """Name of the declared server."""
     tool: _builtins.str
     """Name of the tool, as the server lists it."""
+    state: _builtins.str
+    """What it gave along with its questions, unchanged. Empty: nothing."""
     @_builtins.property
     def arguments(self) -> _struct_pb2.Value:
         """Its arguments: a JSON object. Unset: none."""
+
+    @_builtins.property
+    def can(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What a server may ask for before it answers, as the caller can: `elicitation`, `sampling`, `roots`. Empty: nothing."""
+
+    @_builtins.property
+    def responses(self) -> _struct_pb2.Value:
+        """Answers to what it asked for by an earlier call, each as the protocol has it, by the keys that it gave them. Unset: none."""
 
     def __init__(
         self,
@@ -3577,10 +3590,13 @@ class McpCallRequest(_message.Message):
         server: _builtins.str = ...,
         tool: _builtins.str = ...,
         arguments: _struct_pb2.Value | None = ...,
+        can: _abc.Iterable[_builtins.str] | None = ...,
+        responses: _struct_pb2.Value | None = ...,
+        state: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "responses", b"responses"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "server", b"server", "tool", b"tool"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "can", b"can", "responses", b"responses", "server", b"server", "state", b"state", "tool", b"tool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3595,8 +3611,12 @@ class McpCallResponse(_message.Message):
     CONTENT_FIELD_NUMBER: _builtins.int
     STRUCTURED_FIELD_NUMBER: _builtins.int
     IS_ERROR_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     is_error: _builtins.bool
     """Whether the tool itself says that it failed."""
+    state: _builtins.str
+    """What has to be given along with these answers, unchanged. Empty: nothing."""
     @_builtins.property
     def content(self) -> _struct_pb2.ListValue:
         """Blocks of content, each as the protocol has them: text, image, audio, resource, link."""
@@ -3605,16 +3625,22 @@ class McpCallResponse(_message.Message):
     def structured(self) -> _struct_pb2.Value:
         """The answer as data, where the tool gives it."""
 
+    @_builtins.property
+    def requests(self) -> _struct_pb2.Value:
+        """What the server asks for before it answers, each as the protocol has it, by keys of its own: the call is made again, with `responses`. Unset: nothing."""
+
     def __init__(
         self,
         *,
         content: _struct_pb2.ListValue | None = ...,
         structured: _struct_pb2.Value | None = ...,
         is_error: _builtins.bool = ...,
+        requests: _struct_pb2.Value | None = ...,
+        state: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "structured", b"structured"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "requests", b"requests", "structured", b"structured"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "is_error", b"is_error", "structured", b"structured"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "is_error", b"is_error", "requests", b"requests", "state", b"state", "structured", b"structured"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3911,13 +3937,26 @@ class McpPromptRequest(_message.Message):
     SERVER_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     ARGUMENTS_FIELD_NUMBER: _builtins.int
+    CAN_FIELD_NUMBER: _builtins.int
+    RESPONSES_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     """Name of the declared server."""
     prompt: _builtins.str
     """Name of the prompt, as the server lists it."""
+    state: _builtins.str
+    """What it gave along with its questions, unchanged. Empty: nothing."""
     @_builtins.property
     def arguments(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Its arguments by name."""
+
+    @_builtins.property
+    def can(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What a server may ask for before it answers, as the caller can: `elicitation`, `sampling`, `roots`. Empty: nothing."""
+
+    @_builtins.property
+    def responses(self) -> _struct_pb2.Value:
+        """Answers to what it asked for by an earlier call, each as the protocol has it, by the keys that it gave them. Unset: none."""
 
     def __init__(
         self,
@@ -3925,10 +3964,13 @@ class McpPromptRequest(_message.Message):
         server: _builtins.str = ...,
         prompt: _builtins.str = ...,
         arguments: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        can: _abc.Iterable[_builtins.str] | None = ...,
+        responses: _struct_pb2.Value | None = ...,
+        state: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["responses", b"responses"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "prompt", b"prompt", "server", b"server"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "can", b"can", "prompt", b"prompt", "responses", b"responses", "server", b"server", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3942,21 +3984,31 @@ class McpPromptResponse(_message.Message):
 
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     description: _builtins.str
     """What the prompt is for; empty: the server says nothing."""
+    state: _builtins.str
+    """What has to be given along with these answers, unchanged. Empty: nothing."""
     @_builtins.property
     def messages(self) -> _struct_pb2.ListValue:
         """Messages, each as the protocol has them: `role` and `content`."""
+
+    @_builtins.property
+    def requests(self) -> _struct_pb2.Value:
+        """What the server asks for before it answers, each as the protocol has it, by keys of its own: the call is made again, with `responses`. Unset: nothing."""
 
     def __init__(
         self,
         *,
         description: _builtins.str = ...,
         messages: _struct_pb2.ListValue | None = ...,
+        requests: _struct_pb2.Value | None = ...,
+        state: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "requests", b"requests"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "messages", b"messages", "requests", b"requests", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ringfence.agent import mcp_operations as operations
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ringfence.agent.aio_calls import AsyncCaller
     from ringfence.agent.mcp_operations import (
@@ -39,20 +39,32 @@ class AsyncMcp:
         """
         return await self._caller.run(operations.tools(server))
 
-    async def call(self, server: str, tool: str, arguments: Mapping[str, Any] | None = None) -> McpAnswer:
+    async def call(
+        self,
+        server: str,
+        tool: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        can: Sequence[str] = (),
+        responses: Mapping[str, Any] | None = None,
+        state: str = "",
+    ) -> McpAnswer:
         """Call a tool, once.
 
         Args:
             server: its name in the kernel file.
             tool: as `tools` lists it.
             arguments: JSON values by name.
+            can: what the server may ask for before it answers: `elicitation`, `sampling`, `roots`.
+            responses: what answers its `requests` of an earlier call, by their keys.
+            state: that came with them.
 
         Raises:
             Denied: a rule or a person denies it, or nothing allows it.
             CallFailed: it failed; `metadata["sent"]` says whether it arrived: `no`, `refused`, `maybe` or `yes`.
             OutcomeUnknown: nobody can tell whether it was carried out.
         """
-        return await self._caller.run(operations.call(server, tool, arguments))
+        return await self._caller.run(operations.call(server, tool, arguments, can, responses, state))
 
     async def resources(self, server: str) -> McpResources:
         """List the resources that the agent may read, and templates of more; `.withheld` counts the others.

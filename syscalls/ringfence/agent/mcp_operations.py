@@ -44,11 +44,15 @@ class McpAnswer:
         content: blocks, each as the protocol has them: `{"type": "text", "text": …}` and the like.
         structured: the answer as data; None: the tool gives none.
         is_error: whether the tool itself says that it failed.
+        requests: what the server asks for before it answers, each as the protocol has it; empty: nothing. Call again with `responses`.
+        state: what goes with these, unchanged.
     """
 
     content: Sequence[Mapping[str, Any]]
     structured: Any
     is_error: bool
+    requests: Mapping[str, Any]
+    state: str
 
     @property
     def text(self) -> str:
@@ -298,17 +302,32 @@ def _tool(found: Json) -> McpTool:
     )
 
 
-def call(server: str, tool: str, arguments: Mapping[str, Any] | None) -> Operation[McpAnswer]:
+def call(
+    server: str,
+    tool: str,
+    arguments: Mapping[str, Any] | None,
+    can: Sequence[str] = (),
+    responses: Mapping[str, Any] | None = None,
+    state: str = "",
+) -> Operation[McpAnswer]:
     """Call one."""
     given: Json = {"server": server, "tool": tool}
     if arguments:
         given["arguments"] = dict(arguments)
+    if can:
+        given["can"] = list(can)
+    if responses is not None:
+        given["responses"] = dict(responses)
+    if state:
+        given["state"] = state
 
     def decode(result: Json) -> McpAnswer:
         return McpAnswer(
             content=result.get("content") or [],
             structured=result.get("structured"),
             is_error=bool(result.get("is_error", False)),
+            requests=result.get("requests") or {},
+            state=result.get("state", ""),
         )
 
     return Operation("mcp.call", given, decode)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 from ringfence.policy.facts import field_of
+from ringfence.syscalls import mcp_input
 from ringfence.syscalls.base import Effect, Plan, Question
 from ringfence.syscalls.codec import canonical_json
 from ringfence.syscalls.errors import (
@@ -54,6 +55,9 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     server: str = ""
     tool: str = ""
     arguments: Any = None
+    can: list[str] = []
+    responses: Any = None
+    state: str = ""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -62,6 +66,8 @@ class Result(msgspec.Struct, frozen=True):
     content: list[Any]
     structured: Any
     is_error: bool
+    requests: Any = None
+    state: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +100,7 @@ def plan(arguments: Arguments, env: Env) -> Plan:
     given: Any = {} if arguments.arguments is None else arguments.arguments
     if not isinstance(given, dict):
         raise InvalidRequest("`arguments` of a tool are a JSON object; write `{}` for none")
+    mcp_input.check(arguments)
     target = Target(
         resource=resource,
         tool=arguments.tool,
@@ -174,7 +181,6 @@ async def run(call: Call, arguments: Arguments) -> Result:
         QuotaExceeded: the server asks its callers to wait.
         Revoked: from `check_live`, before anything is sent.
     """
-    del arguments
     target: Target = call.plan.data
     if not target.looked:
         # INVARIANT: no tool is called before its definition was held against what was taken.
@@ -182,16 +188,22 @@ async def run(call: Call, arguments: Arguments) -> Result:
             "the right to this call was given while it was decided; nothing was sent, make the call again",
             sent="no",
         )
-    sent = Sent(carry=_carried(call, target))
+    sent = Sent(carry=_carried(call, target), able=mcp_input.abilities(arguments))
     upstream = upstream_of(target.resource)
     await call.failpoint("before_effect")
     await upstream.wait(call)
     session = await call.env.servers.session(target.resource.name)
     await call.check_live()
-    raw = await _exchange(call, target, session, sent, upstream)
+    params = {
+        "name": target.tool,
+        "arguments": _arguments(call, target),
+        **mcp_input.params_of(arguments),
+    }
+    raw = await _exchange(call, target, session, sent, upstream, params)
     await call.failpoint("after_effect")
     _taint(call, target)
-    return await _result(call, target, raw)
+    asks = mcp_input.wanted(target.resource.name, raw, arguments.can)
+    return await _result(call, target, raw if asks is None else {}, asks or {})
 
 
 def _taint(call: Call, target: Target) -> None:
@@ -211,13 +223,16 @@ def _arguments(call: Call, target: Target) -> Mapping[str, Any]:
 
 
 async def _exchange(
-    call: Call, target: Target, session: McpSession, sent: Sent, upstream: Upstream
+    call: Call,
+    target: Target,
+    session: McpSession,
+    sent: Sent,
+    upstream: Upstream,
+    params: Mapping[str, Any],
 ) -> Mapping[str, Any]:
     timeout_s = min(target.resource.timeout_s, call.deadline_s)
-    arguments = _arguments(call, target)
     try:
         async with asyncio.timeout(timeout_s):
-            params = {"name": target.tool, "arguments": arguments}
             return await session.ask("tools/call", params, call.effect_id, sent)
     except TimeoutError:
         raise _failure(call, target, sent, f"did not answer within {timeout_s:g} s") from None
@@ -251,26 +266,28 @@ def _failure(
     )
 
 
-async def _result(call: Call, target: Target, raw: Mapping[str, Any]) -> Result:
-    """What came, without credentials.
+async def _result(call: Call, target: Target, raw: Mapping[str, Any], asks: Mapping[str, Any]) -> Result:
+    """What came, or what the server asks for, without credentials.
 
     Raises:
         CallFailed: the call was carried out, or begun, and its answer is none that can be passed on.
     """
     content: Any = raw.get("content", [])
-    if raw.get("resultType", "complete") != "complete" or not isinstance(content, list):
+    if not isinstance(content, list):
         raise CallFailed(
-            f"`{target.resource.name}` wants more than the arguments of `{target.tool}` before it answers, which can't be given here; "
-            "it may have done a part of it",
-            sent="yes",
+            f"`{target.resource.name}` gave an answer that can't be read; it carried the call out", sent="yes"
         )
     hide = redactor_for(call.env, target.resource.secrets)
-    kept = {"content": cast("list[Any]", content), "structured": raw.get("structuredContent")}
+    kept = {"content": cast("list[Any]", content), "structured": raw.get("structuredContent"), **asks}
     data = await asyncio.to_thread(_clean, hide.body, kept)
     await afford_answer(call, target.resource.name, len(data), reads=call.plan.effect is Effect.READ)
     clean: dict[str, Any] = msgspec.json.decode(data)
     return Result(
-        content=clean["content"], structured=clean["structured"], is_error=raw.get("isError") is True
+        content=clean["content"],
+        structured=clean["structured"],
+        is_error=raw.get("isError") is True,
+        requests=clean.get("requests"),
+        state=clean.get("state", ""),
     )
 
 

@@ -41,6 +41,7 @@ from ringfence.syscalls.mcp_common import (
     Refused,
     Sent,
 )
+from ringfence.syscalls.mcp_input import needed_by
 from ringfence.syscalls.mcp_methods import CALLS, LISTS, REQUESTS
 
 if TYPE_CHECKING:
@@ -178,6 +179,8 @@ class Session:
         try:
             raw = await client.session.send_request(request, _Raw)
         except MCPError as error:
+            if sent.status == _BAD:
+                sent.code, sent.needs = error.code, needed_by(error.error.data)
             if sent.lost or (sent.status >= _BAD and not _worded(method, sent, error)):
                 raise Lost(sent.lost or f"answered {sent.status}") from None
             if error.code in _LOST:
@@ -272,6 +275,8 @@ class _Edge(httpx2.AsyncBaseTransport):
             port = request.url.port or _PORTS[request.url.scheme]
             addresses = await addresses_of(host, port, resource.name, resource.addresses)
             self._dress(request, sent)
+            if sent is not None and sent.able:
+                request = _declaring(request, sent)
             way = self._inner if sent is None or sent is self._sent.get(_OTHERS) else self._once
             response = await self._deliver(way, request, addresses)
         except (CallFailed, httpx2.HTTPError) as error:
@@ -342,6 +347,21 @@ class _Edge(httpx2.AsyncBaseTransport):
         """Close its connections."""
         await self._inner.aclose()
         await self._once.aclose()
+
+
+def _declaring(request: httpx2.Request, sent: Sent) -> httpx2.Request:
+    """The request of a call, with what its caller can do for the server."""
+    said = json.loads(request.content)
+    if not sent.declare(said["params"]["_meta"]):
+        return request
+    headers = {name: value for name, value in request.headers.items() if name.lower() != "content-length"}
+    return httpx2.Request(
+        request.method,
+        request.url,
+        headers=headers,
+        content=json.dumps(said).encode(),
+        extensions=request.extensions,
+    )
 
 
 def _said(error: httpx2.HTTPError) -> str:

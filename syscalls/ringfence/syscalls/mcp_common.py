@@ -36,6 +36,12 @@ PROMPT_KEPT: Final = f"{PROMPT}/"
 EFFECT_ID: Final = "ringfence/effect-id"
 """Key in `_meta` of a request: its effect id, the same however often it is made again."""
 
+MISSING_CAPABILITY: Final = -32021
+"""Error code of the protocol: the caller of a call can't do what its server needs."""
+
+CLIENT_CAPABILITIES: Final = "io.modelcontextprotocol/clientCapabilities"
+"""Key in `_meta` of a request of versions without a handshake. In those with one nothing is declared: such a server would ask in mid-call."""
+
 _NAME: Final = re.compile(r"[A-Za-z0-9_/-]+(\.[A-Za-z0-9_/-]+)*", re.ASCII)
 _NAME_MAX: Final = 128
 
@@ -58,17 +64,30 @@ class Sent:
 
     Attributes:
         carry: headers of this call alone.
+        able: what its caller can do for the server, as the protocol declares it; empty: nothing.
         begun: whether it has begun to leave this process.
         status: of HTTP; 0: none came, or there is none.
         headers: of that answer, names in lower case.
         lost: what broke it; empty: nothing did.
+        code: of an error of the protocol that came with an error of HTTP; 0: none did.
+        needs: what that says that the caller has to be able to do, with commas between; empty: it says nothing.
     """
 
     carry: Mapping[str, str] = field(default_factory=dict[str, str])
+    able: Mapping[str, Any] = field(default_factory=dict[str, Any])
     begun: bool = False
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     lost: str = ""
+    code: int = 0
+    needs: str = ""
+
+    def declare(self, meta: dict[str, Any]) -> bool:
+        """Put into the `_meta` of the request what its caller can do; gives whether there was something to put, and a place for it."""
+        if not self.able or CLIENT_CAPABILITIES not in meta:
+            return False
+        meta[CLIENT_CAPABILITIES] = {**meta[CLIENT_CAPABILITIES], **self.able}
+        return True
 
     async def trace(self, name: str, info: Mapping[str, Any]) -> None:
         """Called by the transport at each stage."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from ringfence.policy.actions import PROMPT
+from ringfence.syscalls import mcp_input
 from ringfence.syscalls.base import Plan, Question
 from ringfence.syscalls.errors import CallFailed, InvalidRequest, NoSuchResource
 from ringfence.syscalls.mcp_common import ANSWER_BYTES_MAX, action_of, nameable, server_of
@@ -23,6 +24,9 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     server: str = ""
     prompt: str = ""
     arguments: dict[str, str] = {}
+    can: list[str] = []
+    responses: Any = None
+    state: str = ""
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -30,6 +34,8 @@ class Result(msgspec.Struct, frozen=True):
 
     description: str
     messages: list[Any]
+    requests: Any = None
+    state: str = ""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -49,6 +55,7 @@ def plan(arguments: Arguments, env: Env) -> Plan:
     resource = server_of(arguments.server, env)
     if not nameable(arguments.prompt):
         raise InvalidRequest(f"{arguments.prompt[:80]!a} is no name of a prompt")
+    mcp_input.check(arguments)
     question = Question(action=action_of(resource.name, PROMPT), resource=arguments.prompt)
     named = f"{resource.name} {arguments.prompt}"
     return Plan(resource=named, questions=(question,), data=Target(resource=resource))
@@ -97,8 +104,16 @@ async def run(call: Call, arguments: Arguments) -> Result:
             "the right to this call was given while it was decided; nothing was sent, make the call again",
             sent="no",
         )
-    params = {"name": arguments.prompt, "arguments": arguments.arguments}
-    raw = await fetch(call, resource, "prompts/get", params, f"the prompt `{arguments.prompt}`")
+    params = {
+        "name": arguments.prompt,
+        "arguments": arguments.arguments,
+        **mcp_input.params_of(arguments),
+    }
+    what = f"the prompt `{arguments.prompt}`"
+    raw = await fetch(call, resource, "prompts/get", params, what, arguments)
+    asks = mcp_input.wanted(resource.name, raw, arguments.can)
+    if asks is not None:
+        return Result(description="", messages=[], **await cleaned(call, resource, asks))
     messages: Any = raw.get("messages")
     if not isinstance(messages, list) or not all(map(_readable, cast("list[Any]", messages))):
         raise CallFailed(f"`{resource.name}` gave an answer that can't be read", sent="yes")

@@ -10,6 +10,7 @@ import msgspec
 from ringfence.syscalls.codec import canonical_json
 from ringfence.syscalls.errors import CallFailed
 from ringfence.syscalls.mcp_common import Lost, Refused, Sent
+from ringfence.syscalls.mcp_input import abilities
 from ringfence.syscalls.ratelimits import wait_of
 from ringfence.syscalls.redaction import redactor_for
 from ringfence.syscalls.refusals import afford_answer
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ringfence.syscalls.base import Call
     from ringfence.syscalls.declared import McpResource
     from ringfence.syscalls.errors import SyscallError
+    from ringfence.syscalls.mcp_input import Asked
     from ringfence.syscalls.upstream import Upstream
 
 _HTTP_REFUSED: Final = range(400, 500)
@@ -35,7 +37,10 @@ def refused_by(server: str, sent: Sent, upstream: Upstream) -> SyscallError | No
             upstream.told(wait_s)
             return upstream.exceeded(1)
     if sent.status in _HTTP_REFUSED:
-        return CallFailed(f"`{server}` answered {sent.status} and did not carry out the call", sent="refused")
+        code = {"code": str(sent.code)} if sent.code else {}
+        code |= {"needs": sent.needs} if sent.needs else {}
+        text = f"`{server}` answered {sent.status} and did not carry out the call"
+        return CallFailed(text, sent="refused", **code)
     return None
 
 
@@ -46,7 +51,12 @@ def taint(call: Call, resource: McpResource) -> None:
 
 
 async def fetch(
-    call: Call, resource: McpResource, method: str, params: Mapping[str, Any], what: str
+    call: Call,
+    resource: McpResource,
+    method: str,
+    params: Mapping[str, Any],
+    what: str,
+    asked: Asked | None = None,
 ) -> Mapping[str, Any]:
     """Ask a server for something that it only tells; gives the result as it came.
 
@@ -56,6 +66,7 @@ async def fetch(
         method: of the protocol.
         params: of it.
         what: that is asked for, for people.
+        asked: of a call that the server may ask something for; None: it may not.
 
     Raises:
         CallFailed: it can't be reached, does not answer, or answers with an error.
@@ -67,7 +78,8 @@ async def fetch(
     await upstream.wait(call)
     try:
         async with asyncio.timeout(min(resource.timeout_s, call.deadline_s)):
-            raw = await _asked(call, resource, method, params, upstream)
+            able = {} if asked is None else abilities(asked)
+            raw = await _asked(call, resource, method, params, upstream, able)
     except TimeoutError:
         raise CallFailed(
             f"`{resource.name}` did not answer within {resource.timeout_s:g} s", sent="maybe"
@@ -81,7 +93,7 @@ async def fetch(
         ) from None
     await call.failpoint("after_effect")
     taint(call, resource)
-    if raw.get("resultType", "complete") != "complete":
+    if asked is None and raw.get("resultType", "complete") != "complete":
         raise CallFailed(
             f"`{resource.name}` wants more than it was told before it gives {what}, which can't be given here",
             sent="yes",
@@ -90,11 +102,16 @@ async def fetch(
 
 
 async def _asked(
-    call: Call, resource: McpResource, method: str, params: Mapping[str, Any], upstream: Upstream
+    call: Call,
+    resource: McpResource,
+    method: str,
+    params: Mapping[str, Any],
+    upstream: Upstream,
+    able: Mapping[str, Any],
 ) -> Mapping[str, Any]:
     """Ask, and once more where the session was lost: it only reads."""
     for again in (True, False):
-        sent = Sent()
+        sent = Sent(able=able)
         session = await call.env.servers.session(resource.name)
         await call.check_live()
         try:

@@ -57,6 +57,7 @@ async def _lines(
                 told = _told(item, sent)
                 if told is not None:
                     told.begun = True
+                    told.declare(cast("Any", item.message).params["_meta"])
                 text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
                 writer.write(text.encode() + b"\n")
                 await writer.drain()

@@ -27,6 +27,9 @@ Context: TypeAlias = ServerRequestContext[Any, Any]
 WAIT_S: Final = 45.0
 """How long a call that was found again waits for its answer: less than the minute that clients commonly wait."""
 
+WAIT: Final = "ringfence/wait"
+"""Key of the question whether to wait; those of servers are others."""
+
 _WAIT: Final = {
     "type": "object",
     "properties": {"wait": {"type": "boolean", "title": "Wait for the decision", "default": True}},
@@ -88,19 +91,19 @@ async def _person(
     session = context.session
     capabilities = session.client_capabilities
     elicits = capabilities is not None and capabilities.elicitation is not None
-    if given is not None:
-        said = given.get("wait")
+    if given is not None and WAIT in given:
+        said = given[WAIT]
         return await _decided(asked, parked, said if isinstance(said, types.ElicitResult) else None)
     if again:
         with anyio.move_on_after(WAIT_S):
             return await asked.answered()
         return parked
-    if not elicits:
+    if not elicits or given:
         return parked
     message = mcp_results.question(name, parked)
     if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
         form = types.ElicitRequestFormParams(message=message, requested_schema=_WAIT)
-        return types.InputRequiredResult(input_requests={"wait": types.ElicitRequest(params=form)})
+        return types.InputRequiredResult(input_requests={WAIT: types.ElicitRequest(params=form)})
     answer = asyncio.ensure_future(asked.answered())
     question = asyncio.ensure_future(session.elicit_form(message, _WAIT, context.request_id))
     try:

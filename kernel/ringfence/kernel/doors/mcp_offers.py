@@ -7,8 +7,9 @@ from typing import Any
 
 import mcp_types as types
 from ringfence.kernel.doors import mcp_results, mcp_tools
-from ringfence.kernel.doors.mcp_asking import Context, ask, told
+from ringfence.kernel.doors.mcp_asking import Context, Made, ask, told
 from ringfence.kernel.doors.mcp_calls import Calls, Parked
+from ringfence.kernel.doors.mcp_rounds import given_by, in_rounds
 from ringfence.kernel.doors.mcp_servers import COMPLETE, GET, READ, OfServers, named
 from ringfence.kernel.server.desk import Desk
 from ringfence.kernel.settled import Answer
@@ -77,6 +78,7 @@ class Offers:
         except SyscallError as error:
             raise mcp_results.refusal(context.protocol_version, error, about) from None
         given = {"server": server, "prompt": name, "arguments": params.arguments or {}}
+        given |= given_by(context, params)
         made = await self._made(
             context, GET, given, f"the prompt {params.name[:256]}", params.input_responses, about
         )
@@ -117,9 +119,12 @@ class Offers:
             MCPError: it was refused, or waits for a person.
         """
         row = self._desk.dispatcher.table[action]
+
+        async def make(given: Mapping[str, Any]) -> Made | Parked | types.InputRequiredResult:
+            return await ask(self._calls, context, name, said, row, mcp_tools.arguments(row, given))
+
         try:
-            raw = mcp_tools.arguments(row, given)
-            made = await ask(self._calls, context, name, said, row, raw)
+            made = await in_rounds(context, given["server"], given, make)
             if isinstance(made, types.InputRequiredResult):
                 return made
             if isinstance(made, Parked):

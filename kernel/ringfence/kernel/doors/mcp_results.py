@@ -19,6 +19,7 @@ from ringfence.kernel.doors.mcp_declared import Lent
 from ringfence.kernel.server.desk import Desk
 from ringfence.kernel.settled import Answer
 from ringfence.syscalls.errors import NoSuchResource, SyscallError
+from ringfence.syscalls.mcp_common import MISSING_CAPABILITY
 from ringfence.syscalls.table import Row
 
 RESULT_BYTES_MAX: Final = 64 << 10
@@ -167,6 +168,24 @@ def refusal(version: str, error: SyscallError, about: dict[str, Any]) -> MCPErro
     facts = {f"ringfence/{name}": value for name, value in error.metadata.items()}
     text = f"{error.reason}: {error.message}{_ADVICE.get(error.reason, '')}"
     return MCPError(code, text, data={**about, "ringfence/reason": error.reason, **facts})
+
+
+def protocol_error(answer: Answer, *, goes_on: bool) -> MCPError | None:
+    """Of a call of a declared server's tool: an error that clients have to see as one of the protocol; None: it has none.
+
+    Args:
+        answer: of the call.
+        goes_on: whether the client gave what the server had given it along with its questions.
+    """
+    error = answer.failure
+    code = "" if error is None else error.metadata.get("code", "")
+    if error is None or not (code == str(MISSING_CAPABILITY) or (goes_on and code in _NOT_FOUND)):
+        return None
+    text = f"{error.reason}: {error.message}"
+    if code != str(MISSING_CAPABILITY):
+        return MCPError(types.INVALID_PARAMS, text)
+    needs: dict[str, Any] = {name: {} for name in error.metadata.get("needs", "").split(",") if name}
+    return MCPError(MISSING_CAPABILITY, text, data={"requiredCapabilities": needs})
 
 
 def contents(uri: str, answer: Answer, place: tuple[str, int]) -> types.ReadResourceResult:

@@ -33,6 +33,7 @@ from ringfence.kernel.doors.mcp_asking import Context, Made, ask, told
 from ringfence.kernel.doors.mcp_calls import Calls, Parked
 from ringfence.kernel.doors.mcp_declared import CALL, Declared
 from ringfence.kernel.doors.mcp_offers import Offers
+from ringfence.kernel.doors.mcp_rounds import given_by, in_rounds
 from ringfence.kernel.doors.mcp_servers import OfServers
 from ringfence.kernel.doors.mcp_unread import unreadable
 from ringfence.kernel.server.desk import Desk
@@ -264,22 +265,29 @@ class Door:
     async def _call(
         self, context: Context, params: types.CallToolRequestParams
     ) -> types.CallToolResult | types.InputRequiredResult:
-        row, given = self._rows.get(params.name), params.arguments or {}
+        row, given, lent = self._rows.get(params.name), params.arguments or {}, None
         if row is None:
             lent = await self._declared.find(params.name)
             if lent is None:
                 text = f"there is no tool `{params.name[:64]}`; list the tools to see those that there are"
                 raise MCPError(types.INVALID_PARAMS, text)
-            row, given = self._call_row, lent.arguments(given)
-        try:
+            row, given = self._call_row, {**lent.arguments(given), **given_by(context, params)}
+
+        async def make(given: Mapping[str, Any]) -> Made | Parked | types.InputRequiredResult:
             raw = mcp_tools.arguments(row, given)
+            return await ask(self._calls, context, params.name, params.input_responses, row, raw)
+
+        try:
+            made = await (make(given) if lent is None else in_rounds(context, lent.server, given, make))
         except InvalidRequest as error:
             return mcp_results.failed(error)
-        made = await ask(self._calls, context, params.name, params.input_responses, row, raw)
         if isinstance(made, types.InputRequiredResult):
             return made
         if isinstance(made, Parked):
             return mcp_results.parked(params.name, made)
+        goes_on = bool(params.request_state)
+        if (error := mcp_results.protocol_error(made.answer, goes_on=goes_on)) is not None:
+            raise error
         return await self._answer(row, made)
 
     async def _answer(self, row: Row, made: Made) -> types.CallToolResult:

@@ -39,7 +39,13 @@ TOUCHES: list[tuple[str, set[str]]] = [
     ("cd sub; echo a >b", {"w b", "w sub/b"}),
     ("cd sub || echo a >b", {"w b", "w sub/b"}),
     ("cd sub && true; echo a >b", {"w b", "w sub/b"}),
-    ("(cd sub && echo a >b) && echo a >c", {"w sub/b", "w sub/c", "w c"}),
+    ("(cd sub && echo a >b) && echo a >c", {"w sub/b", "w c"}),
+    ("(cd sub) && echo a >b", {"w b"}),
+    ("(cd sub) >b", {"w b"}),
+    ("cd sub && (cd deep && echo a >b) && echo a >c", {"w sub/deep/b", "w sub/c"}),
+    ("(cd sub && (cd deep && echo a >b) && echo a >c); echo a >d", {"w sub/deep/b", "w sub/c", "w d"}),
+    ("case x in (a) cd sub;; esac; echo a >b", {"w b", "w sub/b"}),
+    ("{ cd sub; } && echo a >b", {"w b", "w sub/b"}),
     ("cd /workspace/sub && cd .. && echo a >b", {"w b"}),
     ("cd sub && sh -c 'cd deep && echo a >b' && echo a >c", {"w sub/deep/b", "w sub/c"}),
     ("cd sub && eval 'cd deep && echo a >b'", {"w sub/deep/b"}),
@@ -96,6 +102,21 @@ def test_a_redirection_that_is_not_written_out_is_asked_unless_all_files_may_be_
     assert decided(run) is Verdict.ASK
     assert decided(run, ("g2", parse_rule("fs.write: /workspace/out/**"))) is Verdict.ASK
     assert decided(("g1", parse_rule(f"exec.run: {CommandPattern.of(argv).text}"))) is Verdict.ALLOW
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "while :; do echo a >b; cd sub; done",
+        "f() { echo a >b; }; cd sub; f",
+        "f() (echo a >b); cd sub && f",
+        "f() { echo a >b; }; (cd sub; f)",
+        "f() { sh -c 'echo a >b'; }; cd sub; f",
+        "for i in 1 2; do echo a >b; pushd sub; done",
+    ],
+)
+def test_what_runs_again_after_a_later_cd_may_lead_anywhere(script: str) -> None:
+    assert Reading(("sh", "-c", script)).anywhere == {"fs.write"}
 
 
 def test_a_wrapper_that_goes_elsewhere_leaves_the_place_unknown() -> None:

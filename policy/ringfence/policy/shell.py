@@ -12,8 +12,9 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from ringfence.policy import shell_places as places
+from ringfence.policy import shell_wrappers as known
 from ringfence.policy.shell_evaluating import EVALUATED, SPELLED, evaluator, hints, runs_another
-from ringfence.policy.shell_places import ACTIONS, MODES, MOVERS, Places, Touch, duplicates, opened, too_many
 from ringfence.policy.shell_words import (
     CASE_ENDS,
     DUPLICATING,
@@ -34,7 +35,6 @@ from ringfence.policy.shell_words import (
     is_input,
     normal,
 )
-from ringfence.policy.shell_wrappers import WRAPPERS
 
 _MAX_DEPTH: Final = 8
 _MAX_PARTS: Final = 512
@@ -44,20 +44,6 @@ _MAX_SCRIPT: Final = 64 << 10
 _MAX_WORDS: Final = 1 << 17
 _MAX_READ: Final = 1 << 19
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=", re.ASCII)
-_SHELLS: Final = frozenset(("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "rbash"))
-# Their language is another one, so what they run is not followed.
-_FOREIGN_SHELLS: Final = frozenset(("csh", "tcsh", "fish", "pwsh", "nu", "elvish", "xonsh"))
-_LOADERS: Final = re.compile(r"ld(?:-linux.*|-musl.*)?\.so(?:\.\d+)?|ld-\d.*\.so")
-_SHELL_VALUES: Final = frozenset(("--rcfile", "--init-file"))
-_ASKS_ABOUT: Final = frozenset(("--version", "--help"))
-_SCRIPT_OPTIONS: Final = frozenset(("su", "script", "flock", "runuser"))
-_FIND_EXEC: Final = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
-_FIND_END: Final = frozenset((";", "+"))
-# Wrappers behind which a command may begin in another directory; `env` with an option only.
-_ELSEWHERE: Final = frozenset(
-    ("chroot", "su", "sudo", "doas", "runuser", "pkexec", "nsenter", "unshare", "systemd-run", "chpst")
-) | {"start-stop-daemon"}
-_CHDIR: Final = ("-C", "--chdir")
 _PLACEHOLDER: Final = "{}"
 
 
@@ -71,14 +57,15 @@ class Reading:
         opaque: why something could not be followed; empty where all was read.
     """
 
-    __slots__ = ("_chars", "_hints", "_places", "_words", "anywhere", "opaque", "parts", "touches")
+    __slots__ = ("_chars", "_hints", "_modes", "_places", "_words", "anywhere", "opaque", "parts", "touches")
 
     def __init__(self, argv: Sequence[str]) -> None:
         self.parts: list[Words] = []
-        self.touches: list[Touch] = []
+        self.touches: list[places.Touch] = []
         self.anywhere: set[str] = set()
         self.opaque = ""
-        self._places: Places = Places()
+        self._places: places.Places = places.Places()
+        self._modes: list[places.Mode] = []  # what redirections to relative paths are for, in their order
         self._words = self._chars = 0
         self._hints: set[str] = set()
         self._command(tuple(argv), 0)
@@ -112,7 +99,7 @@ class Reading:
 
     def _inside(self, name: str, rest: Words, depth: int) -> None:
         self._hints |= {EVALUATED} if evaluator(name, rest) else set()
-        followed = {"find": self._find, "xargs": self._xargs} | dict.fromkeys(_SHELLS, self._shell)
+        followed = {"find": self._find, "xargs": self._xargs} | dict.fromkeys(known.SHELLS, self._shell)
         if name in followed:
             followed[name](rest, depth)
         elif name in {"eval", "trap"}:
@@ -123,11 +110,11 @@ class Reading:
         elif name in {".", "source"}:
             if any(is_input(word) for word in rest[:1]):
                 self._unreadable("a script reads its commands from its input")
-        elif name in _FOREIGN_SHELLS and not _ASKS_ABOUT & set(rest):
+        elif name in known.FOREIGN_SHELLS and not known.ASKS_ABOUT & set(rest):
             self._unreadable(f"`{name}` has a language of its own")
         elif runs_another(name, rest):
             self._unreadable(f"`{name}` can run programs under other names")
-        elif name in WRAPPERS or _LOADERS.fullmatch(name):
+        elif name in known.WRAPPERS or known.LOADERS.fullmatch(name):
             self._wrapper(name, rest, depth)
 
     def _shell(self, rest: Words, depth: int) -> None:
@@ -142,7 +129,7 @@ class Reading:
                 break
             at += 1
             if word.startswith("--"):
-                at += word in _SHELL_VALUES
+                at += word in known.SHELL_VALUES
             else:
                 letters += word[1:]
                 # `-o` and `-O` take a value, also at the end of a cluster such as `-euo`.
@@ -152,7 +139,7 @@ class Reading:
                 if rest[at] is None:
                     self._unreadable("a shell is given a script that is not written out")
                 self._script(rest[at] or "", depth)
-        elif ("s" in letters or at >= len(rest) or is_input(rest[at])) and not _ASKS_ABOUT & set(rest):
+        elif ("s" in letters or at >= len(rest) or is_input(rest[at])) and not known.ASKS_ABOUT & set(rest):
             self._unreadable("a shell reads its commands from its input")
 
     def _find(self, rest: Words, depth: int) -> None:
@@ -162,10 +149,10 @@ class Reading:
             at += 1
             if word is None:
                 self._unreadable("the expression of `find` is not written out")
-            if word not in _FIND_EXEC:
+            if word not in known.FIND_EXEC:
                 continue
             command: list[str | None] = []
-            while at < len(rest) and rest[at] not in _FIND_END:
+            while at < len(rest) and rest[at] not in known.FIND_END:
                 command.append(rest[at])
                 at += 1
             here = self._places
@@ -184,14 +171,14 @@ class Reading:
     def _wrapper(self, name: str, rest: Words, depth: int) -> None:
         if name == "command" and rest[:1] in {("-v",), ("-V",)}:
             return
-        moved = name in _ELSEWHERE or (
-            name == "env" and any(word is None or word.startswith(_CHDIR) for word in rest)
+        moved = name in known.ELSEWHERE or (
+            name == "env" and any(word is None or word.startswith(known.CHDIR) for word in rest)
         )
         here = self._places
         self._places = here.apart(anywhere=moved)
         for at, word in enumerate(rest[:-1]):
             short = word is not None and word.startswith("-") and not word.startswith("--")
-            runs = name in _SCRIPT_OPTIONS and (
+            runs = name in known.SCRIPT_OPTIONS and (
                 word == "--command" or (short and word is not None and word.endswith("c"))
             )
             splits = name == "env" and (
@@ -210,7 +197,7 @@ class Reading:
                     and word not in {"-S", "--split-string"}
                 ):
                     self._script(word.removeprefix("--split-string=").removeprefix("-S"), depth)
-        for command in self._candidates(rest, WRAPPERS.get(name, 0)):
+        for command in self._candidates(rest, known.WRAPPERS.get(name, 0)):
             self._command(command, depth)
             if name == "watch":
                 self._script(" ".join(word for word in command if word is not None), depth)
@@ -259,6 +246,7 @@ class Reading:
 
     def _statements(self, tokens: Sequence[Token], depth: int) -> None:
         words: list[str | None] = []
+        around: list[places.Places] = []  # those of what is around each subshell that is open
         at = cases = 0
         begun = cut = (
             False  # whether a word that comes now is no keyword any more, and whether some shells ended the command
@@ -277,22 +265,34 @@ class Reading:
                 begun = begun or not keyword
             elif item in HERE_DOCUMENTS or item in REDIRECTIONS:
                 cut = cut or item in ENDS_TO_DASH
-                if item in ENDS_TO_DASH and words and (words[0] is None or words[0] in MOVERS):
+                if item in ENDS_TO_DASH and words and (words[0] is None or words[0] in places.MOVERS):
                     self._unreadable(f"`{item}` ends a command to some shells")
                 at = self._redirection(item, tokens, at, depth)
                 begun = True
             elif item == "(" and len(words) == 1 and tokens[at : at + 1] == [")"]:
                 # A function. Its body is read here, and what it is called with is unknown in it.
-                self._places.repeats()
+                self._places.repeats(len(self._modes))
                 words, at, begun, cut = [], at + 1, False, False
             else:
-                if item == "(" and words:
-                    self._unreadable("a bracket in a script is not followed")
-                self._end(words, item, depth)
+                self._operator(words, item, around, depth)
                 words, begun, cut = [], False, False
                 if cases and item in CASE_ENDS:
                     at = self._patterns(tokens, at, depth)
         self._end(words, "", depth)
+
+    def _operator(
+        self, words: Sequence[str | None], item: str, around: list[places.Places], depth: int
+    ) -> None:
+        """A command ends, and with it a subshell may; or one begins."""
+        if item == "(" and not words:
+            around.append(self._places)
+            self._places = self._places.within()
+            return
+        if item == "(":
+            self._unreadable("a bracket in a script is not followed")
+        self._end(words, item, depth)
+        if item == ")" and around:
+            self._places = around.pop()
 
     def _ambiguous_word(self, item: ShellWord, *, keyword: bool, begun: bool, cut: bool) -> None:
         """Give up where shells read what a word is in different ways."""
@@ -305,7 +305,10 @@ class Reading:
 
     def _end(self, words: Sequence[str | None], operator: str, depth: int) -> None:
         self._command(tuple(words), depth)
-        self._places.moves(words)
+        again = self._places.moves(words)
+        if again is not None:
+            for mode in self._modes[again:]:
+                self.anywhere |= set(places.ACTIONS[mode])
         self._places.ends(operator)
 
     def _scripts(self, scripts: Sequence[str], depth: int) -> None:
@@ -317,15 +320,17 @@ class Reading:
         if not isinstance(target, ShellWord):
             return at
         self._scripts(target.scripts, depth)
-        mode = MODES.get(operator)
-        if mode is None or (target.text is not None and duplicates(operator, target.text)):
+        mode = places.MODES.get(operator)
+        if mode is None or (target.text is not None and places.duplicates(operator, target.text)):
             return at + 1
         # Bash takes quotes behind `>&` away in a way of its own.
         unknown = target.text is None or target.tilde or (operator in DUPLICATING and target.quoted)
         found = None if unknown else self._places.touched(mode, target.text or "")
+        if not (target.text or "").startswith("/"):
+            self._modes.append(mode)
         if found is None:
-            self.anywhere |= set(ACTIONS[mode])
-        elif too_many(self.touches):
+            self.anywhere |= set(places.ACTIONS[mode])
+        elif places.too_many(self.touches):
             self._unreadable("it redirects too often")
         else:
             self.touches.extend(found)
@@ -338,7 +343,7 @@ class Reading:
         text = item.text
         if not words and not item.quoted and text is not None:
             if text in REPEATS:
-                self._places.repeats()
+                self._places.repeats(len(self._modes))
             if text in KEEP_POSITION:
                 return at
             if text in UNFOLLOWED:
@@ -388,4 +393,4 @@ def redirections(argv: Sequence[str], cwd: str, root: str) -> list[tuple[str, st
         cwd: absolute directory in which it begins.
         root: of the workspace.
     """
-    return opened(Reading(argv).touches, cwd, root)
+    return places.opened(Reading(argv).touches, cwd, root)

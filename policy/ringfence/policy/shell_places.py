@@ -1,7 +1,8 @@
 """Where the redirections of a shell script lead: files that it opens by itself, whatever its commands do.
 
 A relative path begins where the script is by then. `cd DIR &&` leads on from there for the rest of its list; afterwards, and
-wherever a `cd` may have failed or not been reached, both places count. What can't be told is said, so that it is asked.
+wherever a `cd` may have failed or not been reached, both places count. A subshell's own moves end with its bracket. What can't be
+told is said, so that it is asked.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ MODES: Final[dict[str, Mode]] = {
 }
 _PREFIXES: Final = frozenset(("command", "builtin"))
 _LEAVES: Final = frozenset(("pushd", "popd", ".", "source"))
+_CHANGES: Final = frozenset(("cd", "chdir"))
 MOVERS: Final = _PREFIXES | _LEAVES | {"cd"}
 _MAX_PLACES: Final = 16
 _MAX_TOUCHES: Final = 256
@@ -54,20 +56,29 @@ class Touch:
 class Places:
     """The directories that a script may be in, relative to where its command begins. None among them: anywhere."""
 
-    __slots__ = ("_before", "_loops", "_now")
+    __slots__ = ("_before", "_now", "_since")
 
-    def __init__(self, now: frozenset[str | None] = frozenset(("",))) -> None:
+    def __init__(self, now: frozenset[str | None] = frozenset(("",)), since: int | None = None) -> None:
         self._now = now
         self._before = now
-        self._loops = False
+        self._since = since
 
     def apart(self, *, anywhere: bool = False) -> Places:
         """Those of a process that begins here, and whose own moves end with it."""
         return Places(frozenset((None,)) if anywhere else self._now)
 
-    def repeats(self) -> None:
-        """A loop or a function begins: what follows may run again after a later `cd`."""
-        self._loops = True
+    def within(self) -> Places:
+        """Those of a subshell that begins here: as `apart`, but what the script has defined is known in it."""
+        return Places(self._now, self._since)
+
+    def repeats(self, seen: int) -> None:
+        """A loop or a function begins: what follows may run again after a later `cd`.
+
+        Args:
+            seen: how many relative redirections came before.
+        """
+        if self._since is None:
+            self._since = seen
 
     def ends(self, operator: str) -> None:
         """A command ends in an operator. Only behind `&&` it is sure that it did what it said."""
@@ -75,23 +86,30 @@ class Places:
             self._now |= self._before
             self._before = self._now
 
-    def moves(self, words: Sequence[str | None]) -> None:
-        """A command of the script itself may have led it elsewhere."""
+    def moves(self, words: Sequence[str | None]) -> int | None:
+        """A command of the script itself may have led it elsewhere.
+
+        Returns:
+            From which relative redirection on they may run again there, as they are in a loop or a function; None: none does.
+        """
         while words and words[0] in _PREFIXES:
             words = words[1:]
         name = words[0] if words else ""
+        if name not in _LEAVES | _CHANGES:
+            return None
         if name in _LEAVES:
             self._now |= {None}
-        elif name in {"cd", "chdir"}:
+        else:
             operands = [word for word in words[1:] if word is None or word == "-" or not word.startswith("-")]
             target = operands[0] if len(operands) == 1 else None
-            if target is None or target.startswith(("~", "-")) or self._loops:
+            if target is None or target.startswith(("~", "-")) or self._since is not None:
                 self._now |= {None}
             else:
                 led = {None if place is None else _joined(place, target) for place in self._now}
                 self._now = frozenset({_joined("", target)} if target.startswith("/") else led)
         if len(self._now) > _MAX_PLACES:
             self._now = frozenset((None,))
+        return self._since
 
     def touched(self, mode: Mode, path: str) -> list[Touch] | None:
         """What a redirection to a path opens; None: it can't be told."""

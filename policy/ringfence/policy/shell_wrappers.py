@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -23,3 +24,18 @@ WRAPPERS: Final[Mapping[str, int]] = {
     "faketime": 1,
 }
 """After how many words of their own, options apart."""
+
+SHELLS: Final = frozenset(("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "rbash"))
+# Their language is another one, so what they run is not followed.
+FOREIGN_SHELLS: Final = frozenset(("csh", "tcsh", "fish", "pwsh", "nu", "elvish", "xonsh"))
+LOADERS: Final = re.compile(r"ld(?:-linux.*|-musl.*)?\.so(?:\.\d+)?|ld-\d.*\.so")
+SHELL_VALUES: Final = frozenset(("--rcfile", "--init-file"))
+ASKS_ABOUT: Final = frozenset(("--version", "--help"))
+SCRIPT_OPTIONS: Final = frozenset(("su", "script", "flock", "runuser"))
+FIND_EXEC: Final = frozenset(("-exec", "-execdir", "-ok", "-okdir"))
+FIND_END: Final = frozenset((";", "+"))
+# Wrappers behind which a command may begin in another directory; `env` with an option only.
+ELSEWHERE: Final = frozenset(
+    ("chroot", "su", "sudo", "doas", "runuser", "pkexec", "nsenter", "unshare", "systemd-run", "chpst")
+) | {"start-stop-daemon"}
+CHDIR: Final = ("-C", "--chdir")

@@ -25,6 +25,7 @@ commands = Commands()
 
 _STATUS_TIMEOUT_S = 15.0
 _FILE = click.Path(path_type=Path)
+_DOORS = ("callback", "a2a")
 
 
 @commands.add("up", "ringfence up --config ringfence.yaml --detach", "ringfence up --data /srv/ringfence")
@@ -75,6 +76,8 @@ def up(
         _announce(session, {key: status.get(key) for key in ("pid", "listen", "data")})
         for _, text in _unavailable(record(status, "config")):
             render.note(f"unavailable: {text}")
+        for name, problem in _unheard(status):
+            render.note(f"{name}: {problem}")
         return ExitCode.OK
     settings = Settings(data=session.data, dsn=dsn or None, store=store or None, config=config, listen=listen)
     return _run(session, settings)
@@ -134,7 +137,8 @@ def status(session: Session) -> int:
 def reload(session: Session) -> int:
     """Read the kernel file again; a bad one keeps the last good one.
 
-    A resource whose secret is not set is named, and calls on it are refused until it is.
+    A resource whose secret is not set is named, and calls on it are refused until it is. So is a door whose
+    address is taken: nobody is heard there until it is free and the file is read again.
     """
     document = session.client().call("Reload")
     if session.as_json:
@@ -147,6 +151,7 @@ def reload(session: Session) -> int:
                 ("loaded", document.get("loaded_at")),
                 ("resources", names or "none"),
                 *_unavailable(document),
+                *_unheard(document),
                 *(("given up", rule) for rule in items(document, "given_up")),
             ]
         )
@@ -204,9 +209,15 @@ def _is_well(document: Mapping[str, Any]) -> bool:
     database = record(document, "database")
     config = record(document, "config")
     told = all(not hook.get("failing_since") for hook in records(document, "webhooks"))
-    heard = not any(record(document, door).get("problem") for door in ("callback", "a2a"))
+    heard = not _unheard(document)
     good = database.get("state") == "ok" and not config.get("error") and not config.get("unavailable")
     return good and told and heard
+
+
+def _unheard(document: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """Doors that are declared and can't be opened, with what stands in the way."""
+    found = [(name, record(document, name).get("problem")) for name in _DOORS]
+    return [(name, problem) for name, problem in found if problem]
 
 
 def _outreach(document: Mapping[str, Any]) -> list[tuple[str, object]]:
@@ -221,7 +232,7 @@ def _outreach(document: Mapping[str, Any]) -> list[tuple[str, object]]:
         if hook.get("failing_since"):
             parts.append(f"fails since {hook['failing_since']}: {hook.get('error')}")
         lines.append(("webhook", "; ".join(parts)))
-    for name in ("callback", "a2a"):
+    for name in _DOORS:
         door = record(document, name)
         if door:
             lines.append((name, door.get("problem") or door.get("listen")))

@@ -48,7 +48,6 @@ from ringfence.kernel.server.operator_door import OperatorDoor
 from ringfence.kernel.takeover import Takeover
 from ringfence.kernel.telemetry import open_telemetry
 from ringfence.kernel.tuning import calm_collector, let_helpers_wait
-from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.types import SandboxError
 from ringfence.syscalls.http_client import close_clients
 from ringfence.syscalls.sql_target.session import close_targets
@@ -281,9 +280,7 @@ async def compose(
         processes=processes,
         rollback=rollback,
         scheduler=Scheduler(core, processes),
-        retention=Retention(
-            core, lambda agent: SnapshotStore(ownership.layout_of(agent).points(agent)), ownership.points_kept
-        ),
+        retention=Retention(core, ownership.own_points, ownership.points_kept),
         secrets=secrets,
         anchor=anchor,
         database_version=server.version if server is not None else await store.ping(),
@@ -348,8 +345,8 @@ async def _serve(kernel: Kernel, fence: int, stack: contextlib.AsyncExitStack) -
     tasks.extend(asyncio.create_task(look, name="ringfence retention") for look in looks)
     with contextlib.suppress(FileNotFoundError):
         kernel.layout.operator_socket.unlink()
+    await outreach.open()  # first, so that whoever waits for an answer hears what stands in their way
     await door.open(kernel.layout.operator_socket)
-    await outreach.open()
     let_helpers_wait()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, 5.0)

@@ -16,22 +16,21 @@ from ringfence.kernel.config import Layout
 from ringfence.kernel.core import Core
 from ringfence.kernel.demands import demanded, limits_in
 from ringfence.kernel.environment import AgentEnvironment, SharedState
-from ringfence.kernel.facts import Facts, Taint, earlier_runs, marks_of
 from ringfence.kernel.homes import Homes
 from ringfence.kernel.journal.segments import Archive
-from ringfence.kernel.journal.types import AgentKey, AgentRecord, Damaged, JournalError, StoredRow
+from ringfence.kernel.journal.types import AgentKey, AgentRecord, JournalError
 from ringfence.kernel.launch import layer_of
 from ringfence.kernel.mounts import resolve
 from ringfence.kernel.nursery import Nurseries
 from ringfence.kernel.outreach_mcp_boxes import Servers, servers_with
-from ringfence.kernel.reads import History
+from ringfence.kernel.reading import read_past
 from ringfence.kernel.recovery import settle_unfinished
-from ringfence.kernel.replay import Effects, Lineage, Replay
+from ringfence.kernel.replay import Lineage
 from ringfence.kernel.resources import Resources
 from ringfence.kernel.resting import belong
 from ringfence.kernel.rights import Rights
 from ringfence.kernel.shelves import AgentArtifacts, AgentMemory
-from ringfence.kernel.thread import NO_GRANTS, Thread
+from ringfence.kernel.thread import Thread
 from ringfence.policy.keeping import PointsKept
 from ringfence.policy.manifest import parse_manifest
 from ringfence.policy.manifest_types import Manifest, SandboxSpec
@@ -170,75 +169,10 @@ class Ownership:
             thread.loaded = False
             thread.arrived = []
             try:
-                await self._read_past(thread, thread.arrived)
+                await read_past(self.core, thread, thread.arrived)
                 thread.loaded = True
             finally:
                 thread.arrived = None
-
-    async def _read_past(self, thread: Thread, arrived: list[StoredRow]) -> None:
-        store, lineage = self.core.store, thread.lineage
-        kept = thread.replay.unfinished.items()
-        replay = Replay(unfinished={p: u for p, u in kept if lineage.holds(u.intent.branch, u.intent.step)})
-        parts = lineage.parts
-        thread.unreadable = ""
-        try:
-            replay.checkpoint = await store.latest_checkpoint(thread.key, parts)
-        except Damaged as error:
-            # Never taken for none: that would do all of it again.
-            older = f"ringfence rollback {thread.id} --to {error.step - 1} --start"
-            thread.unreadable = f"{error}; go on from before it: {older}"
-        if replay.checkpoint is not None:
-            replay.saved = replay.checkpoint.base
-        after = 0 if replay.checkpoint is None else replay.checkpoint.step
-        async for row in store.lineage_outcomes(thread.key, parts, after):
-            replay.add(row)
-            if not thread.asleep:
-                replay.past.foresee(row)
-            if row.action == "checkpoint.save" and row.outcome == "ok" and not thread.unreadable:
-                # Its state was pruned where this agent comes from. Never passed over: the program would do that part again.
-                thread.unreadable = f"the checkpoint of step {row.step} is missing, and the program can't go on without it; go on from a later one"
-        effects = Effects()
-        async for row in store.effect_outcomes(thread.key):
-            effects.add(row)
-        purged = frozenset(await store.purged_grants(thread.key)) or NO_GRANTS
-        facts = await self._facts(thread)
-        # INVARIANT: from here to the end nothing suspends, so no call ends between what was read and what is taken over.
-        for row in arrived:
-            effects.add(row)
-            if lineage.holds(row.branch, row.step):
-                replay.add(row)
-                facts.take_row(row)
-        # Calls that have no outcome yet hold their ids too: those in flight, and those that a dead kernel left.
-        consumed = effects.consumed(lineage)
-        consumed.update(f.effect_id for f in thread.flights.values() if f.effect_id)
-        consumed.update(u.intent.effect_id for u in replay.unfinished.values() if u.intent.effect_id)
-        thread.effects, thread.consumed_effects = effects.known(), consumed
-        replay.taken_back = effects.taken_back
-        thread.purged = purged
-        thread.replay = replay
-        thread.facts, thread.history = facts, History()
-
-    async def _facts(self, thread: Thread) -> Facts:
-        """What the journal says of taint on the present branch, and of files of earlier runs."""
-        store, lineage = self.core.store, thread.lineage
-        born = await store.born_under(thread.key)
-        marks = None if born is None else marks_of(born)
-        facts = Facts()
-        if marks is not None:
-            taint = marks.tainted
-            inherited = (
-                None if taint is None else Taint(step=0, source=f"its parent, tainted by {taint.text}")
-            )
-            facts = Facts(inherited, marks.paths)
-        branches = await store.branches(thread.key)
-        every = [(b.branch, Lineage.of(b.branch, branches)) for b in branches]
-        earlier = earlier_runs(lineage, every)
-        async for row in store.fact_rows(thread.key):
-            if lineage.holds(row.branch, row.step):
-                facts.take_row(row)
-            elif any(run.holds(row.branch, row.step) for run in earlier):
-                facts.take_row(row, files_only=True)
-        return facts
 
     async def switch_branch(self, thread: Thread, branch: int) -> None:
         """Continue on another branch."""
@@ -344,6 +278,10 @@ class Ownership:
     def layout_of(self, agent: str) -> Layout:
         """The data directory that has an agent's files."""
         return self.elsewhere.get(agent, self.layout)
+
+    def own_points(self, agent: str) -> SnapshotStore:
+        """The rollback points of an agent where its files are."""
+        return SnapshotStore(self.layout_of(agent).points(agent))
 
     def points_of(self, agent: str, workspace: Workspace, layout: Layout) -> SnapshotStore:
         """The rollback points of an agent, in the shared store too where there is one."""

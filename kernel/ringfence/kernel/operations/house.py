@@ -151,6 +151,8 @@ async def _reload(kernel: Kernel, operator: str) -> dict[str, Any]:
         "unavailable": new.unavailable(),
         "affected": affected,
         "given_up": lost,
+        "callback": None if kernel.outreach is None else kernel.outreach.callback(),
+        "a2a": None if kernel.outreach is None else kernel.outreach.a2a(),
     }
 
 

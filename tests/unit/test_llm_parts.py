@@ -16,6 +16,7 @@ from ringfence.policy.canonical import canonical_url
 from ringfence.syscalls.errors import InvalidRequest
 from ringfence.syscalls.llm_parts import Part, extent, is_taken, kept, put_back, take
 from ringfence.syscalls.llm_sources import Content, Pointer, filled, pointers, questions
+from ringfence.syscalls.llm_wire import check
 
 PICTURE = hashlib.sha256(b"a picture").digest() * 200
 CODED = base64.b64encode(PICTURE).decode()
@@ -149,6 +150,30 @@ WITH_SOURCES = [
         {"source": {"type": "base64", "media_type": "a/b", "data": "{}"}},
         {"source": {"type": "base64", "media_type": "a/b", "data": "YWI="}},
     ),
+    # What some hosts take, too, or what is nearly what all take.
+    ({"type": "image", "image": "{}"}, {"type": "image", "image": "data:image/png;base64,YWI="}),
+    ({"type": "image", "url": "{}"}, {"type": "image", "url": "data:image/png;base64,YWI="}),
+    ({"type": "image", "source": "{}"}, {"type": "image", "source": "data:image/png;base64,YWI="}),
+    ({"type": "video", "video": ["{}"]}, {"type": "video", "video": ["data:image/png;base64,YWI="]}),
+    ({"image_url": [{"url": "{}"}]}, {"image_url": [{"url": "data:image/png;base64,YWI="}]}),
+    (
+        {"image_url": {"url": {"url": ["{}"]}}},
+        {"image_url": {"url": {"url": ["data:image/png;base64,YWI="]}}},
+    ),
+    ({"file": {"url": "{}"}}, {"file": {"url": "data:image/png;base64,YWI="}}),
+    ({"input_audio": {"url": "{}"}}, {"input_audio": {"url": "data:image/png;base64,YWI="}}),
+    (
+        {"source": {"type": "URL", "url": "{}"}},
+        {"source": {"type": "base64", "media_type": "image/png", "data": "YWI="}},
+    ),
+    (
+        {"type": "tool_use", "image_url": "{}", "input": {"image_url": "https://c.example"}},
+        {
+            "type": "tool_use",
+            "image_url": "data:image/png;base64,YWI=",
+            "input": {"image_url": "https://c.example"},
+        },
+    ),
 ]
 
 
@@ -163,6 +188,8 @@ def _with(shape: Any, text: str) -> Any:
         lambda p: [{"content": [p]}],
         lambda p: [{"content": [{"type": "tool_result", "content": [p]}]}],
         lambda p: [{"type": "function_call_output", "output": [p]}],
+        lambda p: [{"role": "user", "type": "tool_use", "content": [p]}],
+        lambda p: [{"role": "user", "type": ["image"], "content": [p]}],
     ],
 )
 def test_where_a_source_may_stand(shape: Any, sent: Any, around: Any) -> None:
@@ -214,6 +241,10 @@ def test_a_text_document_is_sent_as_text() -> None:
             "https://a.example/b./c",
             "RINGFENCE://artifacts/a",
         ),
+        # Readers of URLs leave out what is no part of one, or complete it.
+        *("ht\ttps://a.example/b", "h\nttps://a.example/b", "\ufeffhttps://a.example/b"),
+        *("//a.example/b", "/\\a.example/b", "a.example/b", "https\u200b://a.example/b"),
+        *("ringfence://workspace/a%C0%AEb", "ringfence://workspace/%ff"),
     ],
 )
 def test_what_nobody_can_judge_is_refused(source: str) -> None:
@@ -243,3 +274,35 @@ def test_base64_has_one_form() -> None:
     parts: dict[str, Part] = {}
     assert take(other, parts) == other
     assert parts == {}
+
+
+@pytest.mark.parametrize(
+    ("api", "extra"),
+    [
+        ("messages", {"system": [{"type": "image", "source": {"type": "url", "url": "https://a.example"}}]}),
+        ("responses", {"instructions": [{"content": [{"image_url": "https://a.example"}]}]}),
+        ("chat", {"prediction": {"content": [{"image_url": {"url": "ringfence://artifacts/a"}}]}}),
+    ],
+)
+def test_sources_stand_in_messages_alone(api: str, extra: Any) -> None:
+    with pytest.raises(InvalidRequest, match="only a message may"):
+        check(api, extra, [], {})
+    check(api, {"metadata": {"image_url": "https://a.example"}}, [], {})
+
+
+@pytest.mark.parametrize("name", ["plugins", "mcp_servers", "data_sources", "search_parameters"])
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+def test_a_host_is_asked_for_nothing_beside_a_reply(api: str, name: str) -> None:
+    with pytest.raises(InvalidRequest, match="the host would act by itself"):
+        check(api, {name: [{"url": "https://a.example"}]}, [], {})
+
+
+@pytest.mark.parametrize(
+    "environment", [None, {}, {"type": "container_auto"}, {"type": "container_reference"}]
+)
+def test_a_shell_is_the_programs_own(environment: Any) -> None:
+    shell = {"type": "shell", "environment": environment}
+    for tool in (shell, {"type": "namespace", "tools": [shell]}):
+        with pytest.raises(InvalidRequest, match="the host would act by itself"):
+            check("responses", None, [tool], {})
+    check("responses", None, [{"type": "shell", "environment": {"type": "local"}}], {})

@@ -26,8 +26,13 @@ WORKSPACE: Final = "ringfence://workspace/"
 SOURCES_MAX: Final = 256
 """URLs and pointers of one request."""
 _LINKS: Final = frozenset({"image_url", "video_url", "audio_url", "file_url", "file_data"})
-"""Fields that hold where something comes from, or an object whose `url` does."""
+"""Fields that hold where something comes from, or an object whose `url` does, or a list of these."""
+_KINDS: Final = ("image", "video", "audio")
+"""Kinds of parts that some hosts take with a field of the same name, `url` or `source` in place of these."""
+_PLACES: Final = ("file", "input_audio")
+"""Objects of a part whose `url` or `data` is its content."""
 _SCHEME: Final = re.compile(r"[\s\x00-\x20]*([A-Za-z][A-Za-z0-9+.-]*):")
+_BASE64: Final = re.compile(r"[A-Za-z0-9+/_=\s-]*", re.ASCII)
 _SHOWN_CHARS: Final = 200
 _BEGINNINGS: Final = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -136,7 +141,12 @@ def pointer_of(text: str) -> Pointer | None:
     if text.startswith(ARTIFACTS):
         return Pointer(artifact=check_name(text.removeprefix(ARTIFACTS)))
     if text.startswith(WORKSPACE) and len(text) > len(WORKSPACE):
-        return Pointer(path=f"/workspace/{unquote(text.removeprefix(WORKSPACE), errors='strict')}")
+        try:
+            return Pointer(path=f"/workspace/{unquote(text.removeprefix(WORKSPACE), errors='strict')}")
+        except UnicodeDecodeError:
+            raise InvalidRequest(
+                f"the pointer `{shown(text, _SHOWN_CHARS)}` has escapes that are no UTF-8; write the path's characters as they are"
+            ) from None
     raise InvalidRequest(
         f"`{shown(text, _SHOWN_CHARS)}` is nothing that can be sent to a model: write the content as a `data:` URL, "
         f"`{ARTIFACTS}NAME` for an artifact, `{WORKSPACE}PATH` for a file, or an `https:` URL that a rule allows"
@@ -169,78 +179,97 @@ def _url(text: str) -> str:
 
 
 def _is_source(text: object) -> bool:
-    """Whether a text says where something is, and does not hold it."""
+    r"""Whether a text says where something is, and does not hold it.
+
+    INVARIANT: all that is neither base64 nor a `data:` URL does: readers of URLs leave out tabs and line breaks, and add what is
+    missing, so `ht\tps://…` and `//…` may lead somewhere, too.
+    """
     if not isinstance(text, str) or is_taken(text):
         return False
     found = _SCHEME.match(text)
-    return found is not None and found[1].lower() != "data"
+    return _BASE64.fullmatch(text) is None if found is None else found[1].lower() != "data"
 
 
-def _visit(value: Any, act: _Act) -> Any:
-    """A prompt with what `act` makes of each source in it; parts without any come back as they are."""
+def has_sources(value: object) -> bool:
+    """Whether a part of a request beside its prompt says where something comes from: nothing is put in its place there."""
+    found = False
+
+    def note(text: str) -> str:
+        nonlocal found
+        found = True
+        return text
+
+    _visit(value, note)
+    return found
+
+
+def _visit(value: Any, act: _Act, *, placed: bool = False) -> Any:
+    """A prompt with what `act` makes of each source in it; parts without any come back as they are.
+
+    `placed`: it is an object whose `url` or `data` is the content of a part.
+    """
     if isinstance(value, list):
         items = cast("list[Any]", value)
-        made = [_visit(inner, act) for inner in items]
-        return made if any(new is not old for new, old in zip(made, items, strict=True)) else items
+        return _same(items, [_visit(inner, act) for inner in items])
     if not isinstance(value, dict):
         return value
     fields = cast("dict[str, Any]", value)
-    if fields.get("type") in ("tool_use", "server_tool_use"):
-        return fields  # what a model gave to a tool: nobody fetches it
+    kind = fields.get("type")
+    holds = placed or kind in _KINDS
     changed: dict[str, Any] = {}
     for key, inner in fields.items():
-        if key in _LINKS and isinstance(inner, str | dict):
+        if key == "input" and kind in ("tool_use", "server_tool_use"):
+            changed[key] = inner  # what a model gave to a tool: nobody fetches it
+        elif key in _LINKS:
             changed |= _link(key, inner, fields, act)
-        elif key == "input_audio" and isinstance(inner, dict):
-            changed[key] = _coded(cast("dict[str, Any]", inner), act)
+        elif holds and (key in ("url", kind) or (key == "source" and isinstance(inner, str))):
+            changed[key] = _where(inner, act)
+        elif placed and key == "data" and _is_source(inner):
+            made = act(inner)
+            changed[key] = inner if made is inner else _base64(made)
         elif key == "source" and isinstance(inner, dict):
             changed[key] = _source(cast("dict[str, Any]", inner), act)
         else:
-            changed[key] = _visit(inner, act)
+            changed[key] = _visit(inner, act, placed=key in _PLACES)
     same = changed.keys() == fields.keys() and all(changed[key] is fields[key] for key in fields)
     return fields if same else changed
 
 
+def _same(old: list[Any], made: list[Any]) -> list[Any]:
+    return made if any(new is not was for new, was in zip(made, old, strict=True)) else old
+
+
+def _where(held: Any, act: _Act) -> Any:
+    """What says where something comes from, with its content in place of it: a text, an object with `url`, or a list of these."""
+    if isinstance(held, list):
+        items = cast("list[Any]", held)
+        return _same(items, [_where(inner, act) for inner in items])
+    if isinstance(held, dict):
+        return _visit(held, act, placed=True)
+    if not _is_source(held):
+        return held
+    made = act(held)
+    return _data_url(made) if isinstance(made, Content) else made
+
+
 def _link(key: str, held: Any, around: Mapping[str, Any], act: _Act) -> dict[str, Any]:
     """The field with its content in place of its source."""
-    if isinstance(held, dict):
-        inner = cast("dict[str, Any]", held)
-        if not _is_source(inner.get("url")):
-            return {key: inner}
-        made = act(inner["url"])
-        if made is inner["url"]:
-            return {key: inner}
-        return {key: {**inner, "url": _data_url(made) if isinstance(made, Content) else made}}
-    if not _is_source(held):
-        return {key: held}
+    if key not in ("file_url", "file_data") or not _is_source(held):
+        return {key: _where(held, act)}
     made = act(held)
     if not isinstance(made, Content):
         return {key: made}
-    if key not in ("file_url", "file_data"):
-        return {key: _data_url(made)}
     # Files are given by their bytes together with a name.
     found = pointer_of(held)
     named = {} if around.get("filename") or found is None else {"filename": found.name}
     return {"file_data": _data_url(made), **named}
 
 
-def _coded(held: dict[str, Any], act: _Act) -> dict[str, Any]:
-    """An object whose `data` is base64."""
-    if not _is_source(held.get("data")):
-        return held
-    made = act(held["data"])
-    return held if made is held["data"] else {**held, "data": _base64(made)}
-
-
 def _source(held: dict[str, Any], act: _Act) -> dict[str, Any]:
     """Where an image or a document of the messages protocol comes from."""
-    if held.get("type") != "url":
-        # A document may also be made of parts.
-        return (
-            _coded(held, act) if held.get("type") == "base64" else cast("dict[str, Any]", _visit(held, act))
-        )
     if not _is_source(held.get("url")):
-        return held
+        # A text stands in it; anything else may be base64, or a document that is made of parts.
+        return held if held.get("type") == "text" else cast("dict[str, Any]", _visit(held, act, placed=True))
     made = act(held["url"])
     if made is held["url"]:
         return held

@@ -14,6 +14,7 @@ from ringfence.syscalls.errors import InvalidRequest
 from ringfence.syscalls.llm_messages import MessageStream, message_of
 from ringfence.syscalls.llm_reply import Reply, Stream, mapping, whole
 from ringfence.syscalls.llm_responses import ResponseStream, response_of
+from ringfence.syscalls.llm_sources import has_sources
 
 
 class Parts(Protocol):
@@ -77,6 +78,18 @@ class Wire:
 
 _AT_HOST: Final = "the host would act by itself, where no rule holds"
 _UNSEEN: Final = "the prompt would stand at the host, where it can't be counted; send all of it"
+_HOSTED: Final[Mapping[str, str]] = dict.fromkeys(
+    (
+        "web_search_options",
+        "search_parameters",
+        "enable_search",
+        "data_sources",
+        "plugins",
+        "mcp_servers",
+        "container",
+    ),
+    _AT_HOST,
+)
 _OWNED: Final = frozenset({"model", "stream", "stream_options", "tools"})
 
 WIRES: Final[Mapping[str, Wire]] = {
@@ -95,7 +108,7 @@ WIRES: Final[Mapping[str, Wire]] = {
         path="/chat/completions",
         asks_usage=True,
         owned=_OWNED | {"messages", "max_tokens", "max_completion_tokens"},
-        refused={"web_search_options": _AT_HOST},
+        refused=_HOSTED,
         plain=frozenset({"function", "custom"}),
         headers={"openai-beta": ""},
         whole=whole,
@@ -112,6 +125,7 @@ WIRES: Final[Mapping[str, Wire]] = {
             "conversation": _UNSEEN,
             "prompt": _UNSEEN,
             "background": _AT_HOST,
+            **_HOSTED,
         },
         plain=frozenset({"function", "custom", "local_shell", "shell", "apply_patch"}),
         either=frozenset({"tool_search"}),
@@ -125,7 +139,7 @@ WIRES: Final[Mapping[str, Wire]] = {
         path="/messages",
         limit_key="max_tokens",
         owned=_OWNED | {"messages", "max_tokens"},
-        refused={"mcp_servers": _AT_HOST, "container": _AT_HOST},
+        refused=_HOSTED,
         plain=frozenset({"custom", ""}),
         hosted=("web_", "code_execution", "mcp", "advisor", "tool_search"),
         headers={"anthropic-version": "2023-06-01", "anthropic-beta": ""},
@@ -177,26 +191,39 @@ def _check_extra(wire: Wire, extra: object) -> None:
             raise InvalidRequest(f"`extra.{key}` has a field of its own; write it there")
         if key in wire.refused and value not in (None, False):
             raise InvalidRequest(f"`{key}` can't be used here: {wire.refused[key]}")
+        if key != "metadata" and has_sources({key: value}):
+            raise InvalidRequest(
+                f"`{key}` names a picture or a file, which only a message may; send it in a message"
+            )
     if rest.get("n") not in (None, 1):
         raise InvalidRequest("`n` can't be used here: one reply at a time is reserved for; leave it out")
 
 
+def _is_here(tool: Mapping[str, Any]) -> bool:
+    """Whether the program runs a tool of its own kinds: a `shell` may also be a container of the host's, which may have a network."""
+    return tool.get("type") != "shell" or mapping(tool.get("environment")).get("type") == "local"
+
+
 def _check_tool(wire: Wire, tool: Mapping[str, Any]) -> None:
     kind = tool.get("type", "")
-    if kind is None or kind in wire.plain:
+    if (kind is None or kind in wire.plain) and _is_here(tool):
         return
     if kind in wire.either and tool.get("execution") == "client":
         return
     held: object = tool.get("tools")
     if wire.group and kind == wire.group and isinstance(held, list):
         for inner in cast("list[object]", held):
-            if mapping(inner).get("type") not in wire.plain:
+            if mapping(inner).get("type") not in wire.plain or not _is_here(mapping(inner)):
                 raise InvalidRequest(
                     f"a tool in `{kind}` can't be used here: {_AT_HOST}; use those of the program's own"
                 )
         return
     if isinstance(kind, str) and wire.hosted and not kind.startswith(wire.hosted):
         return
+    if kind == "shell" and kind in wire.plain:
+        raise InvalidRequest(
+            f"the tool `shell` can't be used here: {_AT_HOST}; declare it with `environment: {{type: local}}`"
+        )
     raise InvalidRequest(f"the tool `{kind}` can't be used here: {_AT_HOST}; use a tool of the program's own")
 
 

@@ -34,7 +34,9 @@ def unshown(text: str) -> list[str]:
 
 def test_every_line_is_shown_by_a_test_that_is_there() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert (missing(text), unshown(text)) == ([], [])
+    promises, _, _ = text.partition("\n## What it costs\n")  # behind it tables have figures
+    assert promises != text
+    assert (missing(text), unshown(promises)) == ([], [])
     assert len(NAMED.findall(text)) >= 30
 
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ringfence.kernel.rates import Bucket, matches
+from ringfence.policy.manifest_types import NO_LIMITS
 from ringfence.policy.manifest_types import Budgets as Limits
 from ringfence.policy.units import Rate
 from ringfence.syscalls.errors import BudgetExhausted, QuotaExceeded
 
 AMOUNTS = ("tokens", "usd", "bytes")
-NO_LIMITS = Limits()
 """Totals of which a call takes an amount that is known only afterwards; the others count calls."""
 
 _ROUNDING = 1e-9
@@ -386,10 +386,7 @@ class Budgets:
 
     def shares(self) -> dict[str, float]:
         """Of each total with a limit the part that is used or held; a limit of nothing is used up."""
-        return {
-            name: (self._spent.get(name, 0.0) + self._held.get(name, 0.0)) / limit if limit else 1.0
-            for name, (limit, _) in self._totals.items()
-        }
+        return {name: self.bound(name) / limit if limit else 1.0 for name, (limit, _) in self._totals.items()}
 
     def has_room(self, name: str) -> bool:
         """Whether anything at all is left of a total."""

@@ -84,6 +84,10 @@ class Budgets:
     on_exhausted: str = "park"
 
 
+NO_LIMITS = Budgets()
+"""Stands for all that have none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Approvals:
     """How long a parked call waits, how long its process does, and who has to approve it."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ringfence.sandbox import content, openat, points
 from ringfence.sandbox.blobs import Batch, sha256_of
@@ -14,7 +15,26 @@ from ringfence.sandbox.points import PointPath, SnapshotError
 from ringfence.sandbox.records import workspace_error
 from ringfence.sandbox.tree import Tree
 
+if TYPE_CHECKING:
+    from ringfence.sandbox.workspace import Workspace
+
 _INLINE_FILE = 8 << 10  # files up to this many bytes are kept in the manifest: one fsync less
+
+
+def expand(workspace: Workspace, paths: Sequence[str], *, beneath: bool) -> Iterator[str]:
+    """Give each path once, and behind a directory all that is beneath it if that is wanted.
+
+    Raises:
+        WorkspaceError: a directory can't be read.
+    """
+    seen: set[str] = set()
+    for path in paths:
+        facts = workspace.tree.find(path) if beneath else None
+        inside = workspace.names(path) if facts is not None and stat.S_ISDIR(facts.st_mode) else ()
+        for found in (path, *(name for name, _ in inside)):
+            if found not in seen:
+                seen.add(found)
+                yield found
 
 
 def capture_path(tree: Tree, path: str, batch: Batch, room: int) -> PointPath:

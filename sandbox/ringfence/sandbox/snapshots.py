@@ -9,16 +9,15 @@ import contextlib
 import dataclasses
 import os
 import re
-import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ringfence.sandbox import content, points, restore
 from ringfence.sandbox.blobs import Batch, BlobStore, Underway, sha256_of, store_error, sync_directory
-from ringfence.sandbox.capture import capture_path, parent_times
+from ringfence.sandbox.capture import capture_path, expand, parent_times
 from ringfence.sandbox.names import WORKSPACE, BadNameError, shown
 from ringfence.sandbox.pointlog import ENTRY_MAX, log_of
 from ringfence.sandbox.points import (
@@ -78,7 +77,7 @@ class SnapshotStore:
         """
         with self._guard():
             self._blobs.prepare()
-            wanted = list(self._expand(workspace, paths, beneath=beneath))
+            wanted = list(expand(workspace, paths, beneath=beneath))
             batch = Batch(self._blobs, len(wanted))
             room = _INLINE_POINT
             entries: list[PointPath] = []
@@ -361,16 +360,6 @@ class SnapshotStore:
         if entry.inline is not None:
             return sha256_of(entry.inline) == entry.blob
         return self._blobs.holds(entry.blob, entry.size)
-
-    def _expand(self, workspace: Workspace, paths: Sequence[str], *, beneath: bool) -> Iterator[str]:
-        seen: set[str] = set()
-        for path in paths:
-            facts = workspace.tree.find(path) if beneath else None
-            inside = workspace.names(path) if facts is not None and stat.S_ISDIR(facts.st_mode) else ()
-            for found in (path, *(name for name, _ in inside)):
-                if found not in seen:
-                    seen.add(found)
-                    yield found
 
     def _manifest(self, point: str) -> Path:
         if not _POINT_ID.fullmatch(point):

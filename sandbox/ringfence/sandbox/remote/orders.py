@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ringfence.sandbox.remote import pumps, wire
 from ringfence.sandbox.remote.channels import Channel
@@ -51,3 +53,20 @@ def sizes(stdout: int | None, stderr: int | None) -> dict[str, int]:
     """Sizes of a command's output in bytes, as an answer says them; what is not known is left out."""
     known = {"stdout_bytes": stdout, "stderr_bytes": stderr}
     return {name: size for name, size in known.items() if size is not None}
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Await clean-up to its end; what cancels meanwhile is heard after it.
+
+    INVARIANT: an order is answered only when nothing of it is left, however often and whenever it is given up.
+    """
+    task = asyncio.create_task(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+    task.result()

@@ -12,7 +12,9 @@ from pathlib import Path
 from ringfence.sandbox.overlay_apply import discard
 from ringfence.sandbox.remote import pumps, wire
 from ringfence.sandbox.remote.channels import RELAY_WINDOW, Channels
+from ringfence.sandbox.remote.orders import to_its_end
 from ringfence.sandbox.remote.session import Session, SessionLostError
+from ringfence.sandbox.types import Program, SandboxError
 
 CONNECTIONS_MAX = 64
 """Of one program at a time; as many as a kernel's own socket takes. Above it a connection is closed at once."""
@@ -124,3 +126,20 @@ def bound(directory: Path, name: str) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+async def lend(relay: Relay, program: Program, ours: socket.socket) -> None:
+    """Take the loopback that the sandbox handed out, and carry what comes in there.
+
+    Raises:
+        SandboxError: it handed none out; the program is ended.
+    """
+    try:
+        ours.setblocking(False)
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        await relay.lend(socket.socket(fileno=descriptors[0]))
+    except BaseException as error:
+        await to_its_end(program.kill())
+        if isinstance(error, (OSError, IndexError)):
+            raise SandboxError(f"the sandbox handed no doors out ({error}); report this") from error
+        raise

@@ -19,7 +19,7 @@ from ringfence.sandbox.remote import content, orders, pumps, trees, upper, wire
 from ringfence.sandbox.remote.channels import Bytes, Channel, ChannelLostError, Channels
 from ringfence.sandbox.remote.lodging import Lodging
 from ringfence.sandbox.remote.mirror import Draft, Mirror
-from ringfence.sandbox.remote.relays import Relay
+from ringfence.sandbox.remote.relays import Relay, lend
 from ringfence.sandbox.remote.session import Session, SessionLostError
 from ringfence.sandbox.types import (
     CommandSpec,
@@ -295,11 +295,11 @@ class Stay:
                 )
             )
             if body.doors:
-                await _lend(relay, program, ours)
+                await lend(relay, program, ours)
         except BaseException:
             for tree in seen:
                 tree.users -= 1
-            await _to_its_end(relay.close())
+            await orders.to_its_end(relay.close())
             raise
         finally:
             ours.close()
@@ -356,7 +356,7 @@ class Stay:
         finally:
             for tree in seen:
                 tree.users -= 1
-            await _to_its_end(_drop(left, scratch))
+            await orders.to_its_end(_drop(left, scratch))
         return {"exit": orders.exit_words(done.exit), **orders.sizes(done.stdout_bytes, done.stderr_bytes)}
 
     async def _act(self, body: wire.Act) -> Values:
@@ -384,37 +384,3 @@ async def _drop(left: Channel, scratch: Path) -> None:
         await left.reset()
     finally:
         await asyncio.to_thread(discard, scratch)
-
-
-async def _lend(relay: Relay, program: Program, ours: socket.socket) -> None:
-    """Take the loopback that the sandbox handed out, and carry what comes in there.
-
-    Raises:
-        SandboxError: it handed none out; the program is ended.
-    """
-    try:
-        ours.setblocking(False)
-        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
-        await relay.lend(socket.socket(fileno=descriptors[0]))
-    except BaseException as error:
-        await _to_its_end(program.kill())
-        if isinstance(error, (OSError, IndexError)):
-            raise SandboxError(f"the sandbox handed no doors out ({error}); report this") from error
-        raise
-
-
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await clean-up to its end; what cancels meanwhile is heard after it.
-
-    INVARIANT: an order is answered only when nothing of it is left, however often and whenever it is given up.
-    """
-    task = asyncio.create_task(work)
-    cancelled = False
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        raise asyncio.CancelledError
-    task.result()

@@ -105,6 +105,11 @@ class Wire:
         """Whether the connection is known to be gone."""
         return self._error is not None
 
+    @property
+    def waits(self) -> bool:
+        """Whether an answer is waited for."""
+        return self._done is not None
+
     async def close(self) -> None:
         """Close the connection."""
         self._fail("closed")

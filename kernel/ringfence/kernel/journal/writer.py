@@ -31,6 +31,7 @@ from ringfence.kernel.journal.types import (
     OwnerMoved,
     Unavailable,
 )
+from ringfence.kernel.journal.vigil import Vigil
 from ringfence.kernel.journal.wire import Lost, Refused
 from ringfence.kernel.journal.writing import PATIENCE_S, Writing
 
@@ -50,6 +51,7 @@ class Journal(Writing):
         self._turn = asyncio.Event()  # of the writer's task, which alone is busy then
         self._left: list[Pending] = []  # a batch that the task is to write
         self._lone = False  # whether the last batch was one row, and nothing came meanwhile
+        self._vigil: Vigil | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -77,6 +79,7 @@ class Journal(Writing):
         except Refused as error:
             raise JournalError(f"the database can't be used: {error}") from error
         self._loop = asyncio.get_running_loop()
+        self._vigil = Vigil.of(self._loop)
         self._task = asyncio.create_task(self._run(), name="ringfence journal")
 
     async def stop(self) -> None:
@@ -198,6 +201,13 @@ class Journal(Writing):
             self._hand_over(batch)
         else:
             flush.wire.send(sending.statements, partial(self._came, flush, batch, sending, began))
+            if self._lone and len(batch) == 1 and self._vigil is not None:
+                # Behind what the loop has to do yet.
+                self._loop.call_soon(self._wait_awake, flush, self._vigil)
+
+    def _wait_awake(self, flush: Flush, vigil: Vigil) -> None:
+        if not self._queue and flush.wire.waits:
+            vigil.keep()
 
     def _came(
         self,

@@ -86,6 +86,7 @@ def show(session: Session, id: str) -> int:  # noqa: A002 - as the contract name
             ("question", detail.get("question")),
             ("touches", detail.get("touches")),
             *(("because", because) for because in items(detail, "because")),
+            *((str(one.get("pointer")), _content(one)) for one in records(detail, "pointed")),
             ("undo", detail.get("undo")),
             ("tainted", detail.get("tainted")),
             *((f"from step {s.get('step')}", source_line(s)) for s in records(detail, "provenance")),
@@ -113,6 +114,12 @@ def show(session: Session, id: str) -> int:  # noqa: A002 - as the contract name
             f"decide: ringfence approvals approve {shown['id']}{seconding}, or deny {shown['id']} --reason TEXT"
         )
     return ExitCode.OK
+
+
+def _content(one: Mapping[str, Any]) -> str:
+    """What a pointer named when it was asked: that alone is sent."""
+    version = f", version {one['version']}" if one.get("version") else ""
+    return f"{one.get('size_bytes')} bytes{version}, {one.get('media_type')}, SHA-256 {one.get('sha256')}"
 
 
 def _counted(shown: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ringfence.kernel.asking import Asked, describe, storable, versions_of
 from ringfence.kernel.journal.types import ApprovalRecord, Entry, JournalError, Phase
 from ringfence.kernel.people import Needs, needs_of
+from ringfence.kernel.pointing import changed, fingerprints, pointed_by, shown, without
 from ringfence.policy.types import Verdict
 from ringfence.syscalls.base import Work
 from ringfence.syscalls.errors import Denied, JournalUnavailable, SyscallError
@@ -106,6 +107,9 @@ class Approvals:
             return None  # a question is asked each time
         found = await self._core.store.standing_approvals(flight.thread.key, flight.row.action, flight.digest)
         fitting = [record for record in found if asks <= frozenset(record.asks)]
+        if fitting and (pointed := await pointed_by(flight)):
+            # A call does not change what it points to: this stays bound.
+            fitting = [record for record in fitting if not changed(record, pointed)]
         if not fitting:
             return None
         needs, submitter = await self._needs(flight, asks)
@@ -129,6 +133,7 @@ class Approvals:
         row.outcome, row.verdict = "parked", Verdict.ASK.value
         expires = datetime.now(UTC) + timedelta(seconds=flight.thread.manifest.approvals.expire_s)
         needs, submitter = await self._needs(flight, asks)
+        pointed = await pointed_by(flight)
         values: dict[str, Any] = {
             "people": needs.people,
             "not_by": submitter,
@@ -140,8 +145,8 @@ class Approvals:
             "arguments": flight.canonical.decode(),
             "digest": flight.digest.hex(),
             "asks": sorted(asks, key=repr),
-            "versions": await versions_of(flight),
-            "detail": storable(await describe(flight, asked)),
+            "versions": {**await versions_of(flight), **fingerprints(pointed)},
+            "detail": storable({**await describe(flight, asked), **shown(pointed)}),
             "expires_at": expires.isoformat(),
         }
         keys: list[int] = []
@@ -204,9 +209,9 @@ class Approvals:
             return {ask[0] for ask in asks} <= {ask[0] for ask in record.asks}
         if record.state == "pending":
             return asks == frozenset(record.asks)
-        same = (
-            record.state != "approved" or await versions_of(flight, list(record.versions)) == record.versions
-        )
+        # What pointers name is held against it when the call runs, and is refused there: see `pointing`.
+        versions = without(record.versions)
+        same = record.state != "approved" or await versions_of(flight, list(versions)) == versions
         return same and asks <= frozenset(record.asks)
 
     async def _close(self, record: ApprovalRecord | None, why: str) -> None:

@@ -13,13 +13,15 @@ from ringfence.kernel.asking import PROGRAM, Asked, storable
 from ringfence.kernel.divergence import strayed
 from ringfence.kernel.flight_state import FlightState
 from ringfence.kernel.journal.types import ApprovalRecord, Entry, EpochMoved, Phase
+from ringfence.kernel.pointing import hold_to_approvals
 from ringfence.kernel.resting import clock_counted
 from ringfence.kernel.rights import DOUBTFUL, STRAYED, asked_anyway
 from ringfence.kernel.waits import waiting
 from ringfence.kernel.weighing import Rows, facts_for
 from ringfence.policy.conditions import Created
 from ringfence.policy.types import Verdict
-from ringfence.syscalls.base import Confirmed, Effect, NeedsApproval, Plan, Question, WaitKind, Window
+from ringfence.syscalls.approving import Confirmed
+from ringfence.syscalls.base import Effect, NeedsApproval, Plan, Question, WaitKind, Window
 from ringfence.syscalls.codec import decode_arguments
 from ringfence.syscalls.errors import Denied, Fenced, Revoked, Stale, SyscallError
 
@@ -246,6 +248,7 @@ class Flight(FlightState, eq=False):
         page = self.thread.manifest.budgets.context_on_overflow == "page"
         window = Window(max_tokens=budgets.context_max_tokens, page=page)
         self.plan = await self.row.body.measure(self, self.arguments, window)
+        await hold_to_approvals(self)
 
     # -- rights and totals ----------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ A body is a module with the name of its row (`fs_read` for `fs.read`) and these 
     async def settle(call, arguments, done) -> None    # with prepare: what was committed, or None where nothing was
     async def locate(arguments, env) -> Plan | None    # optional: the plan again, once it is known what the arguments name
     async def measure(call, arguments, window) -> Plan  # optional: the plan of an allowed call again, with what it takes
+    async def pointed(call, arguments) -> tuple[Pointed, ...]  # optional: what the arguments point to now, for who is asked about it
     def room(call, arguments) -> Room   # optional: how large the answer may be, asked where bytes are counted; see `payload`
 
 The table checks all of it at boot, field by field against the descriptor.
@@ -35,6 +36,7 @@ from ringfence.policy.types import Resource, Verdict
 from ringfence.sandbox.snapshots import SnapshotStore
 from ringfence.sandbox.usage import Meter
 from ringfence.sandbox.workspace import Workspace
+from ringfence.syscalls.approving import Confirmed, Pointed
 from ringfence.syscalls.confined import Confined
 from ringfence.syscalls.declared import HttpResource, LlmResource, SqlResource
 from ringfence.syscalls.lent import AsyncLock, Doubt, Lent
@@ -105,6 +107,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             not. A call that destroys and has no way back is never let run by a rule: a person is asked.
         doubt: why a person is asked whatever rules say; None: nothing is doubtful.
         reserve: amounts of totals (`tokens`, `usd`) that the call may take at most; reserved before it runs.
+        pointed: what its arguments point to, as the call will have it; found by `measure`. An approval holds for this alone.
         data: whatever `run` wants to find again in `call.plan.data`.
     """
 
@@ -116,6 +119,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     no_return: str = ""
     doubt: Doubt | None = None
     reserve: Mapping[str, float] = NOTHING_RESERVED
+    pointed: tuple[Pointed, ...] = ()
     data: Any = None
 
 
@@ -192,13 +196,6 @@ class StateValue:
 
 class NeedsApproval(Exception):
     """A rule asks about something that no person has approved yet. Nothing has happened."""
-
-
-class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
-    """Who approved, and what they said. Empty where nothing asked."""
-
-    by: str = ""
-    answer: str = ""
 
 
 WaitKind: TypeAlias = Literal["timer", "message", "approval", "budget", "rate", "credential", "task"]

@@ -1,6 +1,7 @@
 """Puts a request to a model together again, from what is recorded of it: parts that were taken out, and contents of pointers.
 
 INVARIANT: what is counted is what is sent: the content of a pointer is found once, and kept by its hash before it is counted.
+What a person is asked about is found before that (`pointed`), and the kernel holds the one against the other.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import fs_common, llm_parts, llm_sources
+from ringfence.syscalls.approving import Pointed
 from ringfence.syscalls.errors import CallFailed, Internal, InvalidRequest, NoSuchResource
 from ringfence.syscalls.lent import ArtifactFound
 from ringfence.syscalls.llm_sources import Content, Pointer
@@ -50,33 +52,63 @@ async def found(call: Call, messages: list[Any]) -> Mapping[Pointer, ArtifactFou
         CallFailed: the content of a file can't be kept.
     """
     named: dict[Pointer, ArtifactFound] = {}
+    async for pointer, one, data in _each(call.env, messages):
+        if one.tainted:
+            call.taint(f"version {one.version} of the artifact `{one.name}`, which was kept under a taint")
+        if data is not None:
+            await call.env.artifacts.keep_page(data, one, call.step)
+        named[pointer] = one
+    return named
+
+
+async def pointed(env: Env, messages: list[Any]) -> tuple[Pointed, ...]:
+    """What the program's pointers name now. Keeps nothing.
+
+    Raises:
+        NoSuchResource: the agent has no such artifact, or no such file.
+        InvalidRequest: together they are too long.
+    """
+    return tuple([told(pointer, one) async for pointer, one, _ in _each(env, messages)])
+
+
+def told(pointer: Pointer, one: ArtifactFound) -> Pointed:
+    """What a pointer names, for whoever approves it."""
+    return Pointed(
+        pointer=pointer.text,
+        sha256=one.ref,
+        media_type=one.media_type,
+        size_bytes=one.size_bytes,
+        version=one.version,
+    )
+
+
+async def _each(env: Env, messages: list[Any]) -> AsyncGenerator[tuple[Pointer, ArtifactFound, bytes | None]]:
+    """Each pointer with what it names, and of a file its content, which no artifact has yet."""
+    size = 0
     for pointer in sorted(llm_sources.pointers(messages)):
-        named[pointer] = await (_artifact(call, pointer) if pointer.artifact else _file(call, pointer))
-        size = sum(one.size_bytes for one in named.values())
+        one, data = await (_artifact(env, pointer) if pointer.artifact else _file(env, pointer))
+        size += one.size_bytes
         if size > CONTENT_BYTES_MAX:
             raise InvalidRequest(
                 f"what the pointers of this request name has more than {CONTENT_BYTES_MAX} bytes; send fewer, or smaller ones"
             )
-    return named
+        yield pointer, one, data
 
 
-async def _artifact(call: Call, pointer: Pointer) -> ArtifactFound:
-    one = await call.env.artifacts.find(pointer.artifact, "", 0)
+async def _artifact(env: Env, pointer: Pointer) -> tuple[ArtifactFound, None]:
+    one = await env.artifacts.find(pointer.artifact, "", 0)
     if one is None:
-        raise NoSuchResource(f"this agent has no artifact `{pointer.artifact}`")
-    if one.tainted:
-        call.taint(f"version {one.version} of the artifact `{one.name}`, which was kept under a taint")
-    return one
+        raise NoSuchResource(f"this agent has no artifact `{pointer.artifact}`", pointer=pointer.text)
+    return one, None
 
 
-async def _file(call: Call, pointer: Pointer) -> ArtifactFound:
-    path = fs_common.resolve(call.env, pointer.path)
-    data = await asyncio.to_thread(_read, call.env, path)
+async def _file(env: Env, pointer: Pointer) -> tuple[ArtifactFound, bytes]:
+    path = fs_common.resolve(env, pointer.path)
+    data = await asyncio.to_thread(_read, env, path)
     ref = hashlib.sha256(data).hexdigest()
     media_type = llm_sources.media_type_of(pointer.name, data, "")
     one = ArtifactFound(name=f"sent.{ref}", version=0, ref=ref, media_type=media_type, size_bytes=len(data))
-    await call.env.artifacts.keep_page(data, one, call.step)
-    return one
+    return one, data
 
 
 def _read(env: Env, path: str) -> bytes:

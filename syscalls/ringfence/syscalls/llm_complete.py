@@ -10,6 +10,7 @@ from ringfence.policy.matcher import match_name
 from ringfence.policy.tokenizers import tokenizer_of
 from ringfence.policy.types import Verdict
 from ringfence.syscalls import llm_assembly
+from ringfence.syscalls.approving import Pointed
 from ringfence.syscalls.base import Effect, Plan, Question, Window
 from ringfence.syscalls.declared import LlmResource
 from ringfence.syscalls.errors import InvalidRequest, NoSuchResource, QuotaExceeded
@@ -152,6 +153,16 @@ def room(call: Call, arguments: Arguments) -> Room:
     return exactly(_AROUND + call.plan.data.max_tokens * _TOKEN_BYTES)
 
 
+async def pointed(call: Call, arguments: Arguments) -> tuple[Pointed, ...]:
+    """What the pointers of the request name now, for whoever is asked about it.
+
+    Raises:
+        NoSuchResource: one names nothing.
+        InvalidRequest: together they are too long.
+    """
+    return await llm_assembly.pointed(call.env, arguments.messages)
+
+
 async def measure(call: Call, arguments: Arguments, window: Window) -> Plan:
     """Count the prompt, page results of tools out of it where it is too long, and reserve the most that the call can take.
 
@@ -164,11 +175,13 @@ async def measure(call: Call, arguments: Arguments, window: Window) -> Plan:
     """
     sources = await llm_assembly.found(call, arguments.messages)
     async with llm_assembly.whole(call, arguments.messages, arguments.extra, sources) as whole:
-        made = await _measured(call, arguments, whole, window)
+        asked = await _measured(call, arguments, whole, window)
         if whole.messages is not arguments.messages:
             # It is put together once more when its turn has come: a call may wait for long.
-            made = dataclasses.replace(made, body=b"", sources=sources)
-    return _plan(arguments, made, tuple(call.plan.questions))
+            asked = dataclasses.replace(asked, body=b"", sources=sources)
+    made = _plan(arguments, asked, tuple(call.plan.questions))
+    named = tuple(llm_assembly.told(pointer, one) for pointer, one in sources.items())
+    return msgspec.structs.replace(made, pointed=named) if named else made
 
 
 async def _measured(call: Call, arguments: Arguments, whole: Whole, window: Window) -> Ask:

@@ -11,7 +11,7 @@ import mimetypes
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol, cast
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from ringfence.policy.canonical import bare_url, canonical_url
 from ringfence.policy.problems import PatternError
@@ -52,6 +52,13 @@ class Pointer(NamedTuple):
     def name(self) -> str:
         """The last part of it: what a file is called where a protocol wants a name."""
         return self.artifact or self.path.rpartition("/")[2]
+
+    @property
+    def text(self) -> str:
+        """As a program would write it, each in one way."""
+        if self.artifact:
+            return ARTIFACTS + self.artifact
+        return WORKSPACE + quote(self.path.removeprefix("/workspace/"), safe="/")
 
 
 class Content(NamedTuple):

@@ -36,7 +36,7 @@ _INT_RANGES: Final = {
     FieldDescriptor.CPPTYPE_UINT64: (0, (1 << 64) - 1),
 }
 _OPTIONAL: Final = (("room", 2), ("aside", 2), ("take_out", 1))
-_OPTIONAL_ASYNC: Final = (("locate", 2), ("measure", 3))
+_OPTIONAL_ASYNC: Final = (("locate", 2), ("measure", 3), ("pointed", 2))
 _RECOVERS: Final = frozenset({Recovery.RESTORE, Recovery.ROLL_FORWARD, Recovery.ASK_TARGET})
 
 
@@ -71,6 +71,7 @@ class Row:
         prepares: whether the body has a `prepare`, which makes ready what its atomic work needs, and a `settle`.
         locates: whether the body has a `locate`, which finds out what the arguments name.
         measures: whether the body has a `measure`, which finds out what an allowed call takes.
+        points: whether the body has a `pointed`, which finds what the arguments only point to.
         takes_out: whether the body has a `take_out`, which keeps binary parts of its arguments out of the journal, and an
             `aside`, which says how long they are.
     """
@@ -93,6 +94,7 @@ class Row:
     prepares: bool = False
     locates: bool = False
     measures: bool = False
+    points: bool = False
     takes_out: bool = False
 
 
@@ -211,6 +213,7 @@ def _build_row(
         prepares=recovery is Recovery.ATOMIC and hasattr(body, "prepare"),
         locates=hasattr(body, "locate"),
         measures=hasattr(body, "measure"),
+        points=hasattr(body, "pointed"),
         takes_out=hasattr(body, "take_out"),
     )
     return row, faults

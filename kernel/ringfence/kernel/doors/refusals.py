@@ -39,6 +39,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "Denied": Kind(403, "permission_error", "permission_error", "permission_denied"),
     "Revoked": Kind(403, "permission_error", "permission_error", "permission_denied"),
     "NoSuchResource": Kind(404, "not_found_error", _INVALID, "model_not_found"),
+    "Conflict": Kind(409, _INVALID, _INVALID, "conflict"),
     "QuotaExceeded": Kind(429, "rate_limit_error", "rate_limit_error", "rate_limit_exceeded", again=True),
     "BudgetExhausted": Kind(429, "rate_limit_error", "insufficient_quota", "insufficient_quota"),
     "CallFailed": Kind(502, "api_error", "server_error", again=True),

@@ -60,3 +60,9 @@ def test_errors_of_http_have_one_too() -> None:
     assert json.loads(body)["error"]["type"] == "request_too_large"
     body, _ = of_status(418, "no tea", anthropic=False)
     assert json.loads(body)["error"]["type"] == "invalid_request_error"
+
+
+def test_a_pointer_to_nothing_is_no_missing_model() -> None:
+    gone = ERRORS["NoSuchResource"]("there is no `/workspace/a.png`", pointer="/workspace/a.png")
+    status, body, _ = of_error(gone, anthropic=False)
+    assert (status, json.loads(body)["error"]["code"]) == (404, None)

@@ -46,3 +46,9 @@ def test_tools_that_a_conversation_brings_are_looked_at_too():
     for wrong in ({"type": "web_search"}, group({"type": "mcp"})):
         with pytest.raises(InvalidRequest, match="can't be used here"):
             check("responses", None, [], {}, [{**item, "tools": [FUNCTION, wrong]}])
+
+
+def test_an_item_that_stands_at_the_host_is_refused():
+    item = {"type": "item_reference", "id": "msg_1"}
+    with pytest.raises(InvalidRequest, match="`item_reference` can't be used here: the prompt would stand"):
+        check("responses", None, [], {}, [{"role": "user", "content": "hello"}, item])

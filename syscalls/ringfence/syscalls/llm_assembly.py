@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ringfence.sandbox.workspace import WorkspaceError
 from ringfence.syscalls import fs_common, llm_parts, llm_sources
 from ringfence.syscalls.approving import Pointed
-from ringfence.syscalls.errors import CallFailed, Internal, InvalidRequest, NoSuchResource
+from ringfence.syscalls.errors import CallFailed, Internal, InvalidRequest, NoSuchResource, SyscallError
 from ringfence.syscalls.lent import ArtifactFound
 from ringfence.syscalls.llm_sources import Content, Pointer
 
@@ -40,7 +40,7 @@ def questions(messages: list[Any], env: Env) -> tuple[Question, ...]:
         InvalidRequest: something in the prompt comes from where nobody can judge it.
         NoSuchResource: a path leads nowhere.
     """
-    return llm_sources.questions(messages, lambda path: fs_common.resolve(env, path))
+    return llm_sources.questions(messages, lambda path: _resolved(env, path))
 
 
 async def found(call: Call, messages: list[Any]) -> Mapping[Pointer, ArtifactFound]:
@@ -103,12 +103,28 @@ async def _artifact(env: Env, pointer: Pointer) -> tuple[ArtifactFound, None]:
 
 
 async def _file(env: Env, pointer: Pointer) -> tuple[ArtifactFound, bytes]:
-    path = fs_common.resolve(env, pointer.path)
-    data = await asyncio.to_thread(_read, env, path)
+    path = _resolved(env, pointer.path)
+    with _naming(pointer.path):
+        data = await asyncio.to_thread(_read, env, path)
     ref = hashlib.sha256(data).hexdigest()
     media_type = llm_sources.media_type_of(pointer.name, data, "")
     one = ArtifactFound(name=f"sent.{ref}", version=0, ref=ref, media_type=media_type, size_bytes=len(data))
     return one, data
+
+
+def _resolved(env: Env, path: str) -> str:
+    with _naming(path):
+        return fs_common.resolve(env, path)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Generator[None]:
+    """Have a refusal say that a pointer is what was not found, and not the model."""
+    try:
+        yield
+    except SyscallError as error:
+        error.metadata["pointer"] = path
+        raise
 
 
 def _read(env: Env, path: str) -> bytes:

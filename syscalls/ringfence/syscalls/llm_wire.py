@@ -176,6 +176,8 @@ def check(
     # INVARIANT: wherever a request may declare tools, they are looked at: items of the responses protocol do
     # (`additional_tools`, results of a search for them).
     for item in messages if wire.group else ():
+        if mapping(item).get("type") == "item_reference":
+            raise InvalidRequest(f"an `item_reference` can't be used here: {_UNSEEN}")
         held: object = mapping(item).get("tools")
         for tool in cast("list[object]", held) if isinstance(held, list) else ():
             _check_tool(wire, mapping(tool))

@@ -82,6 +82,8 @@ def of_error(error: SyscallError, *, anthropic: bool) -> tuple[int, bytes, dict[
         kind = _CONTEXT
     if "unavailable" in facts:
         kind = _UNAVAILABLE
+    if error.reason == "NoSuchResource" and "pointer" in facts:
+        kind = _BY_STATUS[404]  # not the model's fault, which its code would say
     headers = {**_JSON, "x-should-retry": "true" if kind.again else "false"}
     if kind.status in (429, 503):
         headers["retry-after"] = str(_wait_s(error))
